@@ -1,0 +1,1 @@
+"""The nouns every stage shares: frozen values, standard library only. Pure."""

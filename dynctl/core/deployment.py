@@ -1,0 +1,63 @@
+"""What really runs, as agents report it. Also the wire values of the relay's engine table. Pure."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class EngineState(StrEnum):
+    """Life of a supervised process; only READY takes new requests."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    BACKOFF = "backoff"
+    """Died; waits before the next start."""
+    FAILED = "failed"
+    """Gave up: too many deaths, or a fault a restart cannot cure."""
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the router must know of one engine; the relay's `/v1/engines` watch carries a list of these."""
+
+    id: str
+    """The replica's id."""
+    incarnation: str
+    """New at every start; blocks and bookings of an older one are void."""
+    state: EngineState
+    role: str
+    deployment: str
+    kind: str
+    model: str
+    """Name the engine serves under `/v1/models`."""
+    block_size_tokens: int = 0
+    """0: not known yet."""
+    kv_capacity_tokens: int = 0
+    max_model_len_tokens: int = 0
+    max_num_seqs: int = 0
+    side_channel_host: str = ""
+    side_channel_port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UnitStatus:
+    """One supervised process (engine, router or relay) as the agent sees it."""
+
+    id: str
+    kind: str
+    """`engine`, `router` or `relay`."""
+    state: EngineState
+    incarnation: str = ""
+    pid: int | None = None
+    started_unix_s: float | None = None
+    num_restarts: int = 0
+    last_error: str = ""
+    """Why it last died or failed, one line."""
+    spec_digest: str = ""
+    """Of the specification it was started with; differs from the wish while a change is under way."""
+    role: str = ""
+    deployment: str = ""
+    url: str = ""
+    """Where a router listens."""
+    gpu_uuids: tuple[str, ...] = ()

@@ -1,0 +1,135 @@
+"""Discovered machines: GPUs, NICs, links and the topology they form. Pure.
+
+Terms follow NVML, `nvidia-smi topo -m` and hwloc.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class GpuState(StrEnum):
+    """Whether a GPU may take an engine."""
+
+    FREE = "free"
+    BUSY = "busy"
+    """Held by processes that are not ours."""
+    MIG = "mig"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that holds memory on a GPU."""
+
+    pid: int
+    name: str
+    user: str | None
+    memory_bytes: int | None
+    is_ours: bool
+    """Started by our agent: its memory counts as free when planning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as NVML reports it."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int
+    memory_used_bytes: int | None = None
+    pci_bus_id: str | None = None
+    numa_node: int | None = None
+    state: GpuState = GpuState.FREE
+    processes: tuple[GpuProcess, ...] = ()
+    is_simulated: bool = False
+    """Declared in the inventory, not present; every output says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """One network device; RDMA devices by their verbs name (`mlx5_0`)."""
+
+    name: str
+    kind: str
+    """`infiniband`, `roce` or `ethernet`."""
+    state: str
+    """`up`, `down` or `unknown`."""
+    rate_bits_s: int | None = None
+    numa_node: int | None = None
+    netdev: str | None = None
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Warning_:
+    """Something a user must be told; codes are listed in docs/findings.md."""
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One discovered machine."""
+
+    name: str
+    address: str
+    """Where SSH reaches it; `local` for this machine."""
+    data_address: str
+    """Where other hosts reach its relay and NIXL ports."""
+    is_local: bool = False
+    gpus: tuple[Gpu, ...] = ()
+    gpu_links: tuple[tuple[str | None, ...], ...] = ()
+    """Square, in `gpus` order: `X`, `NV18`, `PIX`, `PXB`, `PHB`, `NODE`, `SYS`; None where unknown."""
+    nvlink_islands: tuple[tuple[int, ...], ...] = ()
+    """GPU indexes of which every pair is joined by NVLink."""
+    gpu_nics: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    """Per GPU index the nearest NICs' names."""
+    nics: tuple[Nic, ...] = ()
+    num_cpus: int = 1
+    cpu_slots: int = 0
+    """How many CPU or simulated engines the inventory lets this host run."""
+    memory_bytes: int = 0
+    disk_free_bytes: int | None = None
+    boot_id: str = ""
+    machine_id: str = ""
+    python: str | None = None
+    """Absolute path of a Python ≥ 3.11 on the host, None when there is none."""
+    python_version: str | None = None
+    platform: str = ""
+    """For choosing wheels, e.g. `glibc-2.36-x86_64`."""
+    has_systemd_system: bool = False
+    has_systemd_user: bool = False
+    is_root: bool = False
+    labels: tuple[tuple[str, str], ...] = ()
+    extra: tuple[tuple[str, str], ...] = ()
+    """Facts of probes that nothing uses yet, by probe name."""
+    warnings: tuple[Warning_, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HostFailure:
+    """A host that could not be described, and why."""
+
+    name: str
+    cause: str
+    hint: str | None = None
+    exit_code: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Everything discovered: complete hosts, and those that failed with their cause."""
+
+    hosts: tuple[Host, ...]
+    failures: tuple[HostFailure, ...] = ()
+    warnings: tuple[Warning_, ...] = field(default=())
+
+    def host(self, name: str) -> Host:
+        """Return the host of that name; KeyError when there is none."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        raise KeyError(name)

@@ -1,0 +1,154 @@
+"""The intent: which replicas run where, and what is expected of them. Pure."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a replica does for a request."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    AGGREGATED = "aggregated"
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """How one engine spreads over GPUs: tensor, pipeline, data and expert parallel sizes."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs one replica takes (expert parallelism reuses the TP × DP ranks)."""
+        return self.tp * self.pp * self.dp
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedGpu:
+    """A GPU in a plan: the UUID is its identity, the index only for readers."""
+
+    uuid: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One engine to run."""
+
+    id: str
+    """Unique in the cluster, e.g. `chat-prefill-0`."""
+    role: Role
+    host_name: str
+    gpus: tuple[PlannedGpu, ...] = ()
+    """Empty for engines on CPU slots or simulated ones."""
+    side_channel_port: int | None = None
+    """NIXL side channel on the data address; None for engines that have none."""
+    nics: tuple[str, ...] = ()
+    """Nearest RDMA devices, for UCX."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sourced:
+    """A figure and how it was got: `measured`, `modelled`, `declared` or `default`, with detail."""
+
+    value: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySheet:
+    """Where the memory of one GPU (or CPU slot) goes, in bytes."""
+
+    total_bytes: int
+    reserve_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    kv_bytes: int
+    kv_capacity_tokens: int
+    """Tokens of KV the whole engine holds."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Replicas of one role and parallelism."""
+
+    role: Role
+    parallelism: Parallelism
+    replicas: tuple[Replica, ...]
+    memory: MemorySheet | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One predicted figure with its band and how it was got."""
+
+    low: float
+    expected: float
+    high: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Predicted latency and throughput of a deployment."""
+
+    ttft_ms: Figure
+    itl_ms: Figure
+    out_tokens_s: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class RouterPlan:
+    """Where the entrance of a deployment runs."""
+
+    host_name: str
+    listen: str
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDeployment:
+    """One model's layout."""
+
+    name: str
+    model: str
+    engine_kind: str
+    pools: tuple[Pool, ...]
+    router: RouterPlan
+    max_model_len_tokens: Sourced | None = None
+    max_num_seqs: Sourced | None = None
+    estimate: Estimate | None = None
+    verdict: str = ""
+    """`single engine`, `replicas with KV routing` or `prefill/decode`, and why."""
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedHost:
+    """Per-host facts a plan rests on: stable ones only, so that replanning gives the same bytes."""
+
+    name: str
+    machine_id: str
+    data_address: str
+    relay_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The file `plan.yaml`: readable, editable, checked again before it is applied."""
+
+    cluster: str
+    hosts: tuple[PlannedHost, ...]
+    deployments: tuple[PlannedDeployment, ...]
+    digest: str = ""
+    """Over cluster facts and layout; empty while being made."""
+    warnings: tuple[str, ...] = field(default=())
+
+    def replicas(self) -> tuple[tuple[PlannedDeployment, Pool, Replica], ...]:
+        """All replicas with the pool and deployment they belong to, in plan order."""
+        return tuple((d, p, r) for d in self.deployments for p in d.pools for r in p.replicas)

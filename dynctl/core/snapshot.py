@@ -1,0 +1,91 @@
+"""The cluster at one instant, each part with its age. None means not known, never zero. Pure."""
+
+from dataclasses import dataclass
+
+from dynctl.core.deployment import UnitStatus
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """One GPU now."""
+
+    index: int
+    uuid: str
+    name: str
+    util_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    memory_bytes: int | None = None
+    power_w: float | None = None
+    temperature_celsius: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """A cumulative Prometheus histogram: `counts[i]` observations were ≤ `bounds[i]` (last bound is infinity)."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[float, ...]
+    total: float
+    """Sum of the observed values."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSample:
+    """One engine's counters as last scraped; cumulative ones end in `_total`."""
+
+    id: str
+    incarnation: str
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage_ratio: float | None = None
+    prompt_tokens_total: float | None = None
+    generation_tokens_total: float | None = None
+    prefix_queries_tokens_total: float | None = None
+    prefix_hits_tokens_total: float | None = None
+    external_queries_tokens_total: float | None = None
+    external_hits_tokens_total: float | None = None
+    preemptions_total: float | None = None
+    ttft_s: Histogram | None = None
+    itl_s: Histogram | None = None
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSample:
+    """One router's counters as last scraped."""
+
+    id: str
+    deployment: str
+    requests_total: float | None = None
+    errors_total: float | None = None
+    inflight: float | None = None
+    queued: float | None = None
+    prompt_tokens_total: float | None = None
+    predicted_hit_tokens_total: float | None = None
+    output_tokens_total: float | None = None
+    ttft_s: Histogram | None = None
+    itl_s: Histogram | None = None
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostSnapshot:
+    """One host as its agent reports it."""
+
+    host_name: str
+    units: tuple[UnitStatus, ...] = ()
+    gpus: tuple[GpuSample, ...] = ()
+    engines: tuple[EngineSample, ...] = ()
+    routers: tuple[RouterSample, ...] = ()
+    age_s: float = 0.0
+    error: str = ""
+    """Why the host could not be asked; its figures are then the last known ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The whole cluster at one instant."""
+
+    cluster: str
+    taken_unix_s: float
+    hosts: tuple[HostSnapshot, ...]

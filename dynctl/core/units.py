@@ -1,0 +1,55 @@
+"""Sizes, and how quantities are written for people. Pure."""
+
+import re
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+GB = 10**9
+
+_SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZES |= {"KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": 1024**4}
+_SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as `80GiB` or `512 MB` into bytes.
+
+    Raises:
+        ValueError: when the text is no number with a known unit.
+    """
+    match = _SIZE.match(text)
+    if match is None or match[2].upper() not in _SIZES:
+        raise ValueError(f"{text!r} is no size; write it as 80GiB or 512MB")
+    return int(float(match[1]) * _SIZES[match[2].upper()])
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Write bytes with a binary unit, three significant digits."""
+    for unit, size in (("TiB", 1024**4), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(num_bytes) >= size:
+            return f"{num_bytes / size:.3g} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration the way an operator reads it: `0.8 ms`, `231 ms`, `4.2 s`, `3m12s`, `2h05m`."""
+    if seconds < 0.0995:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m"
+
+
+def format_count(number: float) -> str:
+    """Write a count or rate with k and M: `312`, `2.41k`, `38.1k`, `1.2M`."""
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if abs(number) >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"

@@ -1,0 +1,1 @@
+"""What is there: probes, their parsers and the topology they make."""

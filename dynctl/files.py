@@ -1,0 +1,20 @@
+"""Files that survive power loss: whole-file replacement. IO: files."""
+
+import os
+from pathlib import Path
+
+
+def write_atomic(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Replace a file so that a reader sees the old or the new content, never a mixture, also after power loss."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,1 @@
+"""HTTP/1.1 on raw asyncio protocols: framing guard, server, upstream pools, SSE borders."""

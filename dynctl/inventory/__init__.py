@@ -1,0 +1,1 @@
+"""Reading inventory.yaml: positions, checks, all problems at once."""

@@ -1,0 +1,1 @@
+"""KV block hashing, engine event decoding, sequences and snapshots."""

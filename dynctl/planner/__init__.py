@@ -1,0 +1,1 @@
+"""What should be: layouts, memory sheets, estimates and reasons. Pure."""

@@ -1,0 +1,1 @@
+"""Running commands and moving files on hosts, over SSH or on this machine."""

@@ -1,0 +1,1 @@
+"""One OpenAI-style entrance, KV-aware."""

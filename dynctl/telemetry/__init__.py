@@ -1,0 +1,1 @@
+"""What is happening: scraping, windows, snapshots."""

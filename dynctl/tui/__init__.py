@@ -1,0 +1,1 @@
+"""Drawing snapshots. Polling, SSH and domain arithmetic live elsewhere."""
