@@ -63,7 +63,7 @@ class Nic:
 
 
 @dataclass(frozen=True, slots=True)
-class Warning_:
+class HostWarning:
     """Something a user must be told; codes are listed in docs/findings.md."""
 
     code: str
@@ -106,7 +106,7 @@ class Host:
     labels: tuple[tuple[str, str], ...] = ()
     extra: tuple[tuple[str, str], ...] = ()
     """Facts of probes that nothing uses yet, by probe name."""
-    warnings: tuple[Warning_, ...] = ()
+    warnings: tuple[HostWarning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Topology:
 
     hosts: tuple[Host, ...]
     failures: tuple[HostFailure, ...] = ()
-    warnings: tuple[Warning_, ...] = field(default=())
+    warnings: tuple[HostWarning, ...] = field(default=())
 
     def host(self, name: str) -> Host:
         """Return the host of that name; KeyError when there is none."""

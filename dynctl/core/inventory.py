@@ -80,7 +80,7 @@ class PoolWish:
 
     role: Role
     replicas: int
-    parallelism: Parallelism = Parallelism()
+    parallelism: Parallelism = field(default_factory=Parallelism)
     hosts: tuple[str, ...] = ()
     """Names, globs or groups; empty: any."""
 
