@@ -1,0 +1,113 @@
+"""The `dynctl` command: finds the subcommand's module, runs it, turns errors into text and exit codes.
+
+Not here: what any command does. Only the module of the command typed is imported, so `--help` stays cheap.
+IO: terminal.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+
+import typer
+
+# typer carries click inside and re-exports no base class of its usage errors; pinned below 0.29.
+from typer._click.exceptions import ClickException
+
+from dynctl import __version__
+from dynctl.cli.output import report
+from dynctl.errors import DynctlError, ExitCode
+
+COMMANDS = {
+    "init": "Write a first inventory.yaml.",
+    "config": "Check, show or describe the inventory.",
+    "discover": "Describe the hosts: GPUs, NVLink, PCIe, NUMA, NICs.",
+    "plan": "Lay out prefill and decode pools, with predicted latency and throughput.",
+    "up": "Bring the cluster to the plan: agents, engines, router.",
+    "status": "Show what runs, and where.",
+    "top": "Watch TTFT, ITL, KV hit rate, queues and GPUs live.",
+    "bench": "Drive load against a deployment and report what it did.",
+    "logs": "Read the logs of engines, router and agents.",
+    "down": "Drain and stop everything dynctl started.",
+    "route": "Run a KV-aware router alone, in front of engines that already run.",
+    "sim": "Run a simulated engine in the foreground.",
+    "demo": "Plan, up, bench, a look at top, and down, on this machine; no GPU needed.",
+}
+
+EPILOG = (
+    "Exit codes: 0 ok, 1 error, 2 usage or config, 3 partial failure, 4 nothing reachable, infeasible or refused "
+    "(nothing changed), 5 lock held, 6 health or SLO gate failed, 7 trust, 8 outcome unknown, "
+    "10 changes present (plan --detailed-exitcode), 130 interrupted."
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"dynctl {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version.", callback=_version, is_eager=True
+    ),
+) -> None:
+    """Disaggregated LLM serving on bare-metal GPU hosts over SSH."""
+
+
+def _elsewhere() -> None:
+    raise AssertionError("only the command that was typed is loaded")
+
+
+def build_app(wanted: str | None) -> typer.Typer:
+    """Make the app with the wanted command loaded and the others as names with their one line of help."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        epilog=EPILOG,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    app.callback()(_root)
+    for name, text in COMMANDS.items():
+        if name != wanted:
+            app.command(name, help=text)(_elsewhere)
+            continue
+        module = importlib.import_module(f"dynctl.cli.{name}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name, help=text)
+        else:
+            command: Callable[..., None] = module.command
+            app.command(name)(command)
+    return app
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: list[str]) -> int:
+    """Run the command line; return the exit code. Never raises for what an operator can meet."""
+    wanted = next((arg for arg in args if not arg.startswith("-")), None)
+    if "_DYNCTL_COMPLETE" in os.environ:
+        words = os.environ.get("COMP_WORDS", "").split()
+        wanted = words[1] if len(words) > 1 else None
+    try:
+        result = build_app(wanted if wanted in COMMANDS else None)(
+            args, prog_name="dynctl", standalone_mode=False
+        )
+    except DynctlError as error:
+        report(error)
+        return int(error.exit_code)
+    except ClickException as error:
+        error.show()
+        return error.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        typer.echo("interrupted", err=True)
+        return int(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader (`| head`) has what it wanted; a second error at interpreter exit would be noise.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.OK)
+    return result if isinstance(result, int) else int(ExitCode.OK)

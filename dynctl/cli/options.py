@@ -1,0 +1,39 @@
+"""Options that several commands share, so that they are spelled and explained once. Pure."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dynctl.cli.output import Output
+
+InventoryPath = Annotated[
+    Path,
+    typer.Option(
+        "--inventory",
+        "-i",
+        help="The inventory file.",
+        envvar="DYNCTL_INVENTORY",
+        show_default=True,
+    ),
+]
+Local = Annotated[
+    bool,
+    typer.Option(
+        "--local", help="Use this machine alone, with simulated engines; needs no inventory."
+    ),
+]
+OutputOption = Annotated[
+    Output, typer.Option("-o", "--output", help="table for people, json for programs.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Limit = Annotated[
+    str | None,
+    typer.Option(
+        "--limit",
+        "-l",
+        help="Hosts: names, globs, groups or label=value, comma-separated; ! excludes.",
+    ),
+]
+
+DEFAULT_INVENTORY = Path("inventory.yaml")

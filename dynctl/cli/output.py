@@ -1,0 +1,128 @@
+"""The only writer to stdout and stderr: data, tables, talk and errors.
+
+Data goes to stdout, talk to stderr. Not here: what is said. IO: terminal.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Coroutine, Sequence
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from dynctl.core.text import clean
+from dynctl.errors import DynctlError, ExitCode
+
+T = TypeVar("T")
+
+
+class Output(StrEnum):
+    """How a read command prints its data."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+def say(text: str = "") -> None:
+    """Tell the operator something that is not data."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def progress(where: str, step: str, text: str, *, started: float | None = None) -> None:
+    """One line per change of state: time, host, step, what happened, and how long it took."""
+    took = "" if started is None else f"  {time.monotonic() - started:.1f}s"
+    say(f"{time.strftime('%H:%M:%S')} {clean(where, 24):<14} {step:<10} {clean(text, 400)}{took}")
+
+
+def emit_json(value: object) -> None:
+    """Write one JSON document to stdout."""
+    from dynctl.store import to_json
+
+    sys.stdout.write(to_json(value).decode())
+    sys.stdout.flush()
+
+
+def emit(text: str) -> None:
+    """Write text to stdout, with one final newline."""
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    sys.stdout.flush()
+
+
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()
+) -> None:
+    """Write an aligned table to stdout; cells are data, never markup. `right` names right-aligned columns."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        drawn.add_column(
+            column, justify="right" if column in right else "left", overflow="fold", no_wrap=False
+        )
+    for row in rows:
+        drawn.add_row(*(Text(clean(cell, 400)) for cell in row))
+    is_tty = sys.stdout.isatty()
+    Console(file=sys.stdout, width=None if is_tty else 120, highlight=False).print(drawn)
+
+
+def is_interactive() -> bool:
+    """Whether a question can be asked: both ends are a terminal."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def confirm(question: str, rerun: str, *, yes: bool) -> None:
+    """Ask before changing things; `rerun` is the exact command that needs no question.
+
+    Raises:
+        DynctlError: exit 2 when nobody can answer, exit 4 when the answer is no.
+    """
+    if yes:
+        return
+    if not is_interactive():
+        raise DynctlError(
+            f"{question} needs an answer and this is no terminal",
+            f"rerun: {rerun}",
+            code=ExitCode.USAGE,
+        )
+    say(f"{question} [y/N] ")
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise DynctlError("not confirmed; nothing was changed", code=ExitCode.REFUSED)
+
+
+def report(error: DynctlError) -> None:
+    """Write an error: what happened, then the next step. DYNCTL_TRACEBACK=1 adds the traceback."""
+    if os.environ.get("DYNCTL_TRACEBACK"):
+        import traceback
+
+        traceback.print_exception(error)
+    say(f"error: {error.message}")
+    if error.hint:
+        say(f"hint: {error.hint}")
+
+
+def wait_for(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end from a command; errors inside task groups come out as the first DynctlError."""
+    try:
+        return asyncio.run(work)
+    except BaseExceptionGroup as group:
+        raise _first(group) from group
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Pick what the operator must see: an interrupt, else the first error of ours, else the first of all."""
+    leaves: list[BaseException] = []
+    queue: list[BaseException] = [group]
+    while queue:
+        error = queue.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            queue.extend(error.exceptions)
+        else:
+            leaves.append(error)
+    for kind in (KeyboardInterrupt, DynctlError):
+        for leaf in leaves:
+            if isinstance(leaf, kind):
+                return leaf
+    return leaves[0]
