@@ -21,7 +21,10 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """A cumulative Prometheus histogram: `counts[i]` observations were ≤ `bounds[i]` (last bound is infinity)."""
+    """A cumulative Prometheus histogram: `counts[i]` observations were ≤ `bounds[i]`; the last count is of all.
+
+    The bound of infinity is left out, since JSON cannot carry it: there is one more count than bounds.
+    """
 
     bounds: tuple[float, ...]
     counts: tuple[float, ...]
