@@ -26,7 +26,8 @@ class Output(StrEnum):
 
 def say(text: str = "") -> None:
     """Tell the operator something that is not data."""
-    print(text, file=sys.stderr, flush=True)
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
 
 
 def progress(where: str, step: str, text: str, *, started: float | None = None) -> None:
