@@ -1,0 +1,1 @@
+"""One file per engine kind, each with an object `ENGINE`; they do not know each other. Pure."""

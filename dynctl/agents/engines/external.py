@@ -1,0 +1,52 @@
+"""A server that runs already and speaks OpenAI's API: adopted, watched, never started or stopped.
+
+Extra flags say where its KV events are: `kv-events`, `kv-replay` (ZMQ endpoints) and `topic`.
+Pure.
+"""
+
+from urllib.parse import urlsplit
+
+from dynctl.agents.launch import Capabilities, Launch, Places
+from dynctl.agents.protocol import EngineWish
+from dynctl.core.exposition import engine_sample
+from dynctl.core.snapshot import EngineSample
+
+_FLAGS = frozenset({"kv-events", "kv-replay", "topic"})
+
+
+class ExternalEngine:
+    """Adopts a running server by its URL."""
+
+    capabilities = Capabilities(is_process=False, start_deadline_s=60.0, reports_running=False)
+
+    def problems(self, wish: EngineWish) -> tuple[str, ...]:
+        """Name what can never work."""
+        found = [
+            f"engine flag {name!r} means nothing for an external engine"
+            for name, _ in wish.args
+            if name not in _FLAGS
+        ]
+        parts = urlsplit(wish.url)
+        if parts.scheme != "http" or not parts.hostname:
+            found.append(f"engine url {wish.url!r} must look like http://HOST:PORT")
+        elif parts.path not in ("", "/") or parts.query or parts.username:
+            found.append(f"engine url {wish.url!r} must end after the port")
+        return tuple(found)
+
+    def launch(self, wish: EngineWish, places: Places) -> Launch:  # noqa: ARG002 - the seam's signature
+        """Say where it answers; there is nothing to start."""
+        args = dict(wish.args)
+        return Launch(
+            argv=(),
+            url=wish.url.rstrip("/"),
+            kv_events=args.get("kv-events"),
+            kv_replay=args.get("kv-replay"),
+            topic=args.get("topic", ""),
+        )
+
+    def sample(self, metrics: str, engine_id: str, incarnation: str) -> EngineSample:
+        """Read its `/metrics`, if it uses vLLM's names."""
+        return engine_sample(metrics, engine_id, incarnation)
+
+
+ENGINE = ExternalEngine()

@@ -1,0 +1,210 @@
+"""vLLM with NIXL: `vllm serve` from the engine's own environment, on Unix sockets, every port set by us.
+
+Not here: knowledge of our code in that environment (it must not see the bundle's packages).
+Source: `vllm serve --help=all` and runs of vLLM 0.32.0 with NIXL 1.5.1, November 2026.
+Pure.
+"""
+
+import json
+
+from dynctl.agents.launch import Capabilities, Launch, Places, extra_flags, flag_problems
+from dynctl.agents.protocol import EngineWish
+from dynctl.core.exposition import engine_sample
+from dynctl.core.snapshot import EngineSample
+
+_STOP_LIMIT_S = 30.0
+# vLLM ends requests still running after this long; less than the stop limit, so that it can end by itself.
+_SHUTDOWN_TIMEOUT_S = 20
+
+_MANAGED = frozenset(
+    {
+        "host",
+        "port",
+        "uds",
+        "root-path",
+        "grpc-port",
+        "model",
+        "model-tag",
+        "config",
+        "served-model-name",
+        "tokenizer",
+        "revision",
+        "device-ids",
+        "tensor-parallel-size",
+        "tp",
+        "pipeline-parallel-size",
+        "pp",
+        "distributed-executor-backend",
+        "nnodes",
+        "node-rank",
+        "master-addr",
+        "master-port",
+        "headless",
+        "data-parallel-size",
+        "data-parallel-rank",
+        "data-parallel-start-rank",
+        "data-parallel-size-local",
+        "data-parallel-address",
+        "data-parallel-rpc-port",
+        "data-parallel-backend",
+        "data-parallel-external-lb",
+        "data-parallel-hybrid-lb",
+        "data-parallel-multi-port-external-lb",
+        "data-parallel-supervisor-port",
+        "api-server-count",
+        "kv-events-config",
+        "kv-transfer-config",
+        "shutdown-timeout",
+        "enable-prompt-tokens-details",
+        "no-enable-prompt-tokens-details",
+        "no-enable-prefix-caching",
+        "disable-log-stats",
+        "disable-access-log-for-endpoints",
+    }
+)
+
+
+class VllmEngine:
+    """Starts one `vllm serve` on the GPUs of the plan, or on the CPU."""
+
+    capabilities = Capabilities(
+        needs_gpus=True,
+        version_floor=(0, 33, 0),
+        start_deadline_s=1800.0,
+        stop_limit_s=_STOP_LIMIT_S,
+    )
+
+    def problems(self, wish: EngineWish) -> tuple[str, ...]:
+        """Name what can never start."""
+        found = list(flag_problems(wish.args, _MANAGED))
+        if not wish.python:
+            found.append("engine.python must name the interpreter of the environment with vllm")
+        if wish.device not in ("gpu", "cpu"):
+            found.append(f"device {wish.device!r} is neither gpu nor cpu")
+        num_gpus = wish.tp * wish.pp
+        if wish.device == "gpu" and len(wish.gpus) != num_gpus:
+            found.append(f"TP {wish.tp} × PP {wish.pp} takes {num_gpus} GPUs, not {len(wish.gpus)}")
+        if wish.dp != 1:
+            # vLLM publishes KV events of further ranks on TCP ports only, where anyone could read prompts.
+            found.append("data parallel engines are not supported: plan independent replicas")
+        if wish.kv_transfer and wish.side_channel_port is None:
+            found.append("it hands over KV blocks but the plan gives it no side channel port")
+        return tuple(found)
+
+    def launch(self, wish: EngineWish, places: Places) -> Launch:
+        """Say how to start it."""
+        topic = f"kv@{wish.id}"
+        return Launch(
+            argv=(*_argv(wish, places, topic), *extra_flags(wish.args)),
+            env=_merged(_env(wish, places), wish.env),
+            socket=places.socket,
+            kv_events=places.kv_events,
+            kv_replay=places.kv_replay,
+            topic=topic,
+        )
+
+    def sample(self, metrics: str, engine_id: str, incarnation: str) -> EngineSample:
+        """Read its `/metrics`."""
+        return engine_sample(metrics, engine_id, incarnation)
+
+
+def _argv(wish: EngineWish, places: Places, topic: str) -> list[str]:
+    assert wish.python is not None
+    # The module rather than the `vllm` script: a copied environment's scripts name another interpreter.
+    argv = [wish.python, "-m", "vllm.entrypoints.cli.main", "serve", wish.model]
+    argv += ["--served-model-name", wish.name, "--uds", places.socket]
+    for flag, value in (
+        ("--tokenizer", wish.tokenizer),
+        ("--revision", wish.revision),
+        ("--max-model-len", wish.max_model_len_tokens),
+        ("--max-num-seqs", wish.max_num_seqs),
+        ("--block-size", wish.block_size_tokens),
+        (
+            "--gpu-memory-utilization",
+            wish.gpu_memory_utilization if wish.device == "gpu" else None,
+        ),
+    ):
+        if value is not None:
+            argv += [flag, str(value)]
+    argv += ["--tensor-parallel-size", str(wish.tp), "--pipeline-parallel-size", str(wish.pp)]
+    if wish.tp * wish.pp > 1:
+        argv += ["--distributed-executor-backend", "mp"]
+    argv += ["--master-port", str(places.internal_port)]
+    argv += ["--kv-events-config", _json(_kv_events(places, topic))]
+    if wish.kv_transfer:
+        argv += ["--kv-transfer-config", _json(_kv_transfer(wish, places))]
+    argv += ["--enable-prompt-tokens-details", "--shutdown-timeout", str(_SHUTDOWN_TIMEOUT_S)]
+    argv += ["--disable-access-log-for-endpoints", "/health,/metrics"]
+    return argv
+
+
+def _kv_events(places: Places, topic: str) -> dict[str, object]:
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": places.kv_events,
+        "replay_endpoint": places.kv_replay,
+        "topic": topic,
+    }
+
+
+def _kv_transfer(wish: EngineWish, places: Places) -> dict[str, object]:
+    config: dict[str, object] = {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_both",
+        # The router, not the engine, decides what happens after a failed transfer.
+        "kv_load_failure_policy": "fail",
+        # Shows in kv_transfer_params as remote_engine_id, so that the router can tell incarnations apart.
+        "engine_id": f"{wish.id}.{places.incarnation}",
+    }
+    if wish.device == "cpu":
+        config["kv_buffer_device"] = "cpu"
+    return config
+
+
+def _env(wish: EngineWish, places: Places) -> dict[str, str]:
+    env = {
+        # The model lies on the host: nothing is fetched, nothing is told to anyone.
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        # Everything it opens by itself: loopback, our ports, our directory.
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_LOOPBACK_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "VLLM_PORT": str(places.internal_port + 1),
+        "VLLM_DP_MASTER_PORT": str(places.internal_port + 12),
+        "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(places.internal_port + 13),
+        "VLLM_RPC_BASE_PATH": places.directory,
+        "VLLM_CACHE_ROOT": f"{places.root}/cache/vllm",
+        "VLLM_LOGGING_COLOR": "0",
+    }
+    if wish.device == "cpu":
+        env["CUDA_VISIBLE_DEVICES"] = ""
+        # Its own binding would pin every engine of the machine to the same cores.
+        env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        env["OMP_NUM_THREADS"] = "1"
+        env["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    else:
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in wish.gpus)
+    if wish.kv_transfer:
+        env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = wish.data_address
+        env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(wish.side_channel_port)
+        if wish.nics:
+            env["UCX_NET_DEVICES"] = ",".join(n if ":" in n else f"{n}:1" for n in wish.nics)
+    return env
+
+
+def _merged(env: dict[str, str], extra: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """Put the user's variables over ours, in a stable order."""
+    return tuple(sorted((env | dict(extra)).items()))
+
+
+def _json(value: dict[str, object]) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+ENGINE = VllmEngine()
