@@ -1,0 +1,240 @@
+"""What one router is told: a JSON file the agent writes, or the same made from `dynctl route`'s flags.
+
+Not here: reading files, opening sockets. Unknown keys are refused, so that a misspelt setting never passes silently.
+Pure.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from dynctl.core.units import GIB, MIB
+from dynctl.errors import UsageError
+
+ROLES = ("prefill", "decode", "aggregated")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTarget:
+    """An engine reached directly, without a relay."""
+
+    id: str
+    url: str
+    """`http://host:port` or `unix:/path/to.sock`."""
+    role: str = "aggregated"
+    kv_events: str | None = None
+    """ZMQ endpoint of its KV events; None: the engine is routed by load only."""
+    kv_replay: str | None = None
+    topic: str = ""
+    """Topic prefix to subscribe to; empty takes all."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayTarget:
+    """A host's relay: its engines, their HTTP and their KV deltas over one mutual-TLS port."""
+
+    host_name: str
+    """Must be in the relay's certificate."""
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Certificate files; `ca` checks the other side."""
+
+    cert: str
+    key: str
+    ca: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKeyHash:
+    """A client's key: a name for books and logs, and the SHA-256 of the key in hex; the key itself is never stored."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Limits and defaults; every one can be set in the configuration."""
+
+    max_retries: int = 2
+    """Further attempts before the first byte, each on another engine where there is one."""
+    retry_budget_ratio: float = 0.2
+    """Retries under way may be this share of the requests in flight …"""
+    retry_budget_floor: int = 3
+    """… but at least this many."""
+    connect_timeout_s: float = 2.0
+    first_token_timeout_s: float = 30.0
+    """Or four times the predicted time to first token, whichever is longer."""
+    gap_timeout_s: float = 20.0
+    """Without a token while other streams of the engine stand still too; three times that otherwise."""
+    body_timeout_s: float = 600.0
+    """For a whole answer that is not streamed."""
+    queue_limit: int = 2000
+    queue_timeout_s: float = 10.0
+    default_slots: int = 256
+    """Requests an engine takes at once where it does not say its limit of sequences."""
+    prefill_tokens_s: float = 10_000.0
+    """Prefill rate assumed until learned."""
+    prefill_base_ms: float = 5.0
+    itl_ms: float = 15.0
+    """Inter-token latency of a batch of one assumed until learned."""
+    itl_slope_ms: float = 0.1
+    """What each further running sequence adds to it, until learned."""
+    near_ms: float = 1.0
+    """Candidates whose cost is within this of the best …"""
+    near_ratio: float = 0.02
+    """… or within this share of it count as equal; one of them is taken at random."""
+    local_prefill_max_tokens: int = 0
+    """With prefill/decode pools: up to this many uncached tokens the decode engine prefills itself."""
+    kv_lease_s: float = 30.0
+    """How long a prefill engine keeps the blocks it promised."""
+    kv_lease_margin_s: float = 15.0
+    """Unused transfer parameters are given to another decode engine only with this much of the lease left."""
+    index_max_bytes: int = GIB
+    decisions: int = 10_000
+    """Decisions kept for `/decisions`."""
+    inline_tokenize_chars: int = 1024
+    """Longer prompts are tokenised in a thread, off the event loop."""
+    token_cache_bytes: int = 64 * MIB
+    max_body_bytes: int = 16 * MIB
+    max_prompts: int = 64
+    max_n: int = 16
+    max_json_depth: int = 64
+    drain_s: float = 120.0
+    """After SIGTERM running requests may take this long."""
+    engine_poll_s: float = 2.0
+    """How often an engine without a relay is asked for its health."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """One router in front of one deployment."""
+
+    listen: str
+    """`host:port`; port 0 takes a free one."""
+    deployment: str = ""
+    """Engines of other deployments in a relay's table are left alone; empty takes all."""
+    served_names: tuple[str, ...] = ()
+    """Model names clients may ask for; empty: the names the engines serve."""
+    policy: str = "kv"
+    tokenizer: str | None = None
+    """Directory with tokenizer.json and the chat template; None: routing without the prefix index."""
+    block_hash_seed: str = ""
+    """The relays hash with the same."""
+    engines: tuple[EngineTarget, ...] = ()
+    relays: tuple[RelayTarget, ...] = ()
+    tls: TlsFiles | None = None
+    """Our certificate towards relays."""
+    api_keys: tuple[ApiKeyHash, ...] = ()
+    """Empty: no key is asked for."""
+    server_tls: TlsFiles | None = None
+    allow_insecure_listen: bool = False
+    """Accept a listen address beyond loopback without API keys and TLS."""
+    settings: Settings = field(default_factory=Settings)
+
+    @property
+    def host_port(self) -> tuple[str, int]:
+        """The listen address in two parts; an IPv6 host stands in brackets."""
+        return split_listen(self.listen)
+
+
+def split_listen(listen: str) -> tuple[str, int]:
+    """Split `host:port`.
+
+    Raises:
+        UsageError: when there is no port between 0 and 65535.
+    """
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"listen address {listen!r} is no HOST:PORT", "write 127.0.0.1:8000")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can connect to an address."""
+    return host in {"localhost", "::1"} or host.startswith("127.")
+
+
+def parse_config(content: bytes) -> RouterConfig:
+    """Read a router's JSON configuration and check that it makes sense.
+
+    Raises:
+        UsageError: when it is no such JSON, names an unknown key, or would open an unprotected entrance.
+    """
+    try:
+        config = msgspec.json.decode(content, type=_Strict).config()
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"router configuration: {error}") from error
+    return check_config(config)
+
+
+def check_config(config: RouterConfig) -> RouterConfig:
+    """Return the configuration if it is sound.
+
+    Raises:
+        UsageError: when it names no engine, an engine twice, an unknown role, or opens an unprotected entrance.
+    """
+    host, _ = config.host_port
+    if not is_loopback(host) and not config.allow_insecure_listen:
+        missing = [
+            what
+            for what, has in (
+                ("API keys", config.api_keys),
+                ("TLS", config.server_tls),
+            )
+            if not has
+        ]
+        if missing:
+            raise UsageError(
+                f"listening on {host} lets other machines in, and there is no {' and no '.join(missing)}",
+                "listen on 127.0.0.1, or give API keys and a certificate, or allow it explicitly",
+            )
+    if not config.engines and not config.relays:
+        raise UsageError("the router has no engine to send to", "give at least one engine or relay")
+    ids = [engine.id for engine in config.engines]
+    if len(set(ids)) != len(ids):
+        raise UsageError(f"two engines share an id: {', '.join(sorted(ids))}")
+    for engine in config.engines:
+        if engine.role not in ROLES:
+            raise UsageError(
+                f"engine {engine.id}: no role {engine.role!r}", f"roles are {', '.join(ROLES)}"
+            )
+    if config.relays and config.tls is None:
+        raise UsageError("relays are reached over mutual TLS, and there is no tls section")
+    return config
+
+
+class _Strict(msgspec.Struct, forbid_unknown_fields=True):
+    """The file's shape, so that unknown keys on every level are refused (dataclasses accept them)."""
+
+    listen: str
+    deployment: str = ""
+    served_names: tuple[str, ...] = ()
+    policy: str = "kv"
+    tokenizer: str | None = None
+    block_hash_seed: str = ""
+    engines: tuple[EngineTarget, ...] = ()
+    relays: tuple[RelayTarget, ...] = ()
+    tls: TlsFiles | None = None
+    api_keys: tuple[ApiKeyHash, ...] = ()
+    server_tls: TlsFiles | None = None
+    allow_insecure_listen: bool = False
+    settings: dict[str, float] = {}
+
+    def config(self) -> RouterConfig:
+        """Build the configuration proper."""
+        known = {
+            name: type(getattr(Settings(), name)) for name in Settings.__dataclass_fields__
+        }
+        unknown = sorted(set(self.settings) - set(known))
+        if unknown:
+            raise UsageError(f"router configuration: no setting called {', '.join(unknown)}")
+        settings = Settings(**{name: known[name](v) for name, v in self.settings.items()})
+        return RouterConfig(
+            **{f: getattr(self, f) for f in self.__struct_fields__ if f != "settings"},
+            settings=settings,
+        )

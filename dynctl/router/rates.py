@@ -1,0 +1,62 @@
+"""What an engine's work costs in milliseconds, learned from what it does: straight lines with forgetting.
+
+Not here: clocks, which engine is chosen. Pure.
+"""
+
+_KEEP = 0.98
+"""Weight of the past at each observation: about the last 50 count. A guess, to be tuned on traces."""
+
+_OUTLIER = 4.0
+"""An observation counts as at most this many times what was expected: one stall must not turn the line."""
+
+
+class Line:
+    """y ≈ base + slope · x by least squares with forgetting; starts from a declared line that fades as facts come."""
+
+    __slots__ = ("_n", "_sx", "_sxx", "_sxy", "_sy", "base", "num_seen", "slope")
+
+    def __init__(self, base: float, slope: float, scale: float) -> None:
+        """`scale` is the x at which the declared line is pinned a second time, besides 0."""
+        self.base = base
+        self.slope = slope
+        self.num_seen = 0
+        pinned = base + slope * scale
+        weight = 2.0
+        self._n = 2 * weight
+        self._sx = weight * scale
+        self._sy = weight * (base + pinned)
+        self._sxx = weight * scale * scale
+        self._sxy = weight * scale * pinned
+
+    def at(self, x: float) -> float:
+        """Predict y."""
+        return self.base + self.slope * x
+
+    def learn(self, x: float, y: float) -> None:
+        """Take an observation in."""
+        y = min(y, _OUTLIER * max(self.at(x), 1e-6))
+        self.num_seen += 1
+        self._n = self._n * _KEEP + 1.0
+        self._sx = self._sx * _KEEP + x
+        self._sy = self._sy * _KEEP + y
+        self._sxx = self._sxx * _KEEP + x * x
+        self._sxy = self._sxy * _KEEP + x * y
+        spread = self._n * self._sxx - self._sx * self._sx
+        if spread > 1e-9 * self._n * max(self._sxx, 1.0):
+            # More work never takes less time: a negative slope is noise.
+            self.slope = max((self._n * self._sxy - self._sx * self._sy) / spread, 0.0)
+        self.base = max((self._sy - self.slope * self._sx) / self._n, 0.0)
+
+
+class Mean:
+    """A mean with forgetting."""
+
+    __slots__ = ("_keep", "value")
+
+    def __init__(self, value: float, keep: float = _KEEP) -> None:
+        self.value = value
+        self._keep = keep
+
+    def learn(self, value: float) -> None:
+        """Take an observation in."""
+        self.value = self.value * self._keep + value * (1.0 - self._keep)
