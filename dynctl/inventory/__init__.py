@@ -1,1 +1,1 @@
-"""Reading inventory.yaml: positions, checks, all problems at once."""
+"""Reading inventory.yaml: positions, checks, all problems at once. Not here: SSH, discovered facts."""

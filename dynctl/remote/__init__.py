@@ -1,1 +1,1 @@
-"""Running commands and moving files on hosts, over SSH or on this machine."""
+"""Running commands and moving files on hosts, over SSH or on this machine. Not here: what a command is for."""
