@@ -1,0 +1,333 @@
+"""Snapshot + History → what an operator reads: per engine, pool and deployment. `dynctl top -o json` prints these.
+
+None means not known, never zero. Not here: layout, colour, units for people. Pure.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dynctl.core.deployment import EngineState, UnitStatus
+from dynctl.core.snapshot import EngineSample, GpuSample, HostSnapshot, RouterSample, Snapshot
+from dynctl.core.workload import Slo
+from dynctl.telemetry.history import History, Latency, latency, merge
+
+STALE_S = 5.0
+"""Figures older than this are shown as old, and left out of sums."""
+STALE = "stale"
+"""Shown instead of the state that was true when the host last answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """One engine."""
+
+    id: str
+    host_name: str
+    deployment: str
+    role: str
+    state: str
+    """An EngineState, or `stale`."""
+    age_s: float
+    num_restarts: int = 0
+    last_error: str = ""
+    gpu_indices: tuple[int, ...] = ()
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage_ratio: float | None = None
+    hit_ratio: float | None = None
+    """Share of queried prompt tokens found in the engine's own prefix cache, over the latency window."""
+    ttft: Latency | None = None
+    itl: Latency | None = None
+    prompt_tokens_s: float | None = None
+    output_tokens_s: float | None = None
+    preemptions_s: float | None = None
+    gpu_util_ratio: float | None = None
+    gpu_memory_used_bytes: int | None = None
+    gpu_memory_bytes: int | None = None
+    gpu_power_w: float | None = None
+    gpu_temperature_celsius: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFigures:
+    """The engines of one role in one deployment; stale ones count in `num_engines` only."""
+
+    deployment: str
+    role: str
+    num_ready: int
+    num_engines: int
+    running: float | None
+    waiting: float | None
+    kv_usage_ratio: float | None
+    """Mean over engines."""
+    hit_ratio: float | None
+    ttft: Latency | None
+    itl: Latency | None
+    prompt_tokens_s: float | None
+    output_tokens_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentFigures:
+    """One model as its clients meet it: from the router's counters."""
+
+    name: str
+    requests_s: float | None
+    error_ratio: float | None
+    inflight: float | None
+    queued: float | None
+    prompt_tokens_s: float | None
+    output_tokens_s: float | None
+    ttft: Latency | None
+    itl: Latency | None
+    predicted_hit_ratio: float | None
+    """Share of prompt tokens the router expected to be cached where it sent them."""
+    reported_hit_ratio: float | None
+    """Share the engines that computed prompts (prefill, aggregated) found cached."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostFigures:
+    """One host: its GPUs, and how fresh its report is."""
+
+    name: str
+    age_s: float
+    error: str
+    gpus: tuple[GpuSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Everything the overview shows, at one instant."""
+
+    cluster: str
+    taken_unix_s: float
+    slo: Slo
+    deployments: tuple[DeploymentFigures, ...]
+    pools: tuple[PoolFigures, ...]
+    engines: tuple[EngineFigures, ...]
+    hosts: tuple[HostFigures, ...]
+
+    @property
+    def age_s(self) -> float | None:
+        """Age of the oldest host report that still counts as live; None when there is none."""
+        return max(
+            (h.age_s for h in self.hosts if h.age_s <= STALE_S and not h.error), default=None
+        )
+
+
+def summarize(snapshot: Snapshot, history: History, slo: Slo | None = None) -> Overview:
+    """Work out every figure of a snapshot that `history` has already taken in."""
+    engines = tuple(
+        _engine(host, unit, history)
+        for host in snapshot.hosts
+        for unit in host.units
+        if unit.kind == "engine"
+    )
+    routers = [(host.age_s, router) for host in snapshot.hosts for router in host.routers]
+    names = sorted({e.deployment for e in engines} | {r.deployment for _, r in routers})
+    pools = [
+        _pool(name, role, [e for e in engines if (e.deployment, e.role) == (name, role)], history)
+        for name in names
+        for role in _roles(engines, name)
+    ]
+    deployments = [
+        _deployment(
+            name,
+            [r for age_s, r in routers if r.deployment == name and age_s + r.age_s <= STALE_S],
+            [p for p in pools if p.deployment == name],
+            history,
+            [e for e in engines if e.deployment == name and e.state != STALE],
+        )
+        for name in names
+    ]
+    hosts = tuple(HostFigures(h.host_name, h.age_s, h.error, h.gpus) for h in snapshot.hosts)
+    return Overview(
+        snapshot.cluster,
+        snapshot.taken_unix_s,
+        slo or Slo(),
+        tuple(deployments),
+        tuple(pools),
+        tuple(sorted(engines, key=lambda e: (e.deployment, _ROLE_ORDER.get(e.role, 9), e.id))),
+        hosts,
+    )
+
+
+_ROLE_ORDER = {"prefill": 0, "decode": 1, "aggregated": 2}
+
+
+def _roles(engines: Iterable[EngineFigures], deployment: str) -> list[str]:
+    roles = {e.role for e in engines if e.deployment == deployment}
+    return sorted(roles, key=lambda role: (_ROLE_ORDER.get(role, 9), role))
+
+
+def _engine(host: HostSnapshot, unit: UnitStatus, history: History) -> EngineFigures:
+    sample = next((s for s in host.engines if s.id == unit.id), None)
+    age_s = host.age_s + (sample.age_s if sample else 0.0)
+    gpus = [gpu for gpu in host.gpus if gpu.uuid in unit.gpu_uuids]
+    known = EngineFigures(
+        id=unit.id,
+        host_name=host.host_name,
+        deployment=unit.deployment,
+        role=unit.role,
+        state=str(unit.state),
+        age_s=age_s,
+        num_restarts=unit.num_restarts,
+        last_error=unit.last_error,
+        gpu_indices=tuple(gpu.index for gpu in gpus),
+    )
+    if age_s > STALE_S:
+        # A host that does not answer leaves its engines' state unknown; one late scrape does not.
+        is_unknown = host.age_s > STALE_S or unit.state == EngineState.READY
+        return replace(known, state=STALE) if is_unknown else known
+    live = _live(sample, history) if sample else {}
+    return replace(known, **_gpu_figures(gpus), **live)
+
+
+def _gpu_figures(gpus: Sequence[GpuSample]) -> dict[str, Any]:
+    degrees = [g.temperature_celsius for g in gpus if g.temperature_celsius is not None]
+    return {
+        "gpu_util_ratio": _mean(gpu.util_ratio for gpu in gpus),
+        "gpu_memory_used_bytes": _sum_int(gpu.memory_used_bytes for gpu in gpus),
+        "gpu_memory_bytes": _sum_int(gpu.memory_bytes for gpu in gpus),
+        "gpu_power_w": _sum(gpu.power_w for gpu in gpus),
+        "gpu_temperature_celsius": max(degrees, default=None),
+    }
+
+
+def _live(sample: EngineSample, history: History) -> dict[str, Any]:
+    series = history.of(sample.id)
+    return {
+        "running": sample.running,
+        "waiting": sample.waiting,
+        "kv_usage_ratio": sample.kv_usage_ratio,
+        "hit_ratio": _ratio(
+            series.grown("prefix_hits_tokens_total"), series.grown("prefix_queries_tokens_total")
+        ),
+        "ttft": latency(series.observed("ttft_s")),
+        "itl": latency(series.observed("itl_s")),
+        "prompt_tokens_s": series.rate("prompt_tokens_total"),
+        "output_tokens_s": series.rate("generation_tokens_total"),
+        "preemptions_s": series.rate("preemptions_total"),
+    }
+
+
+def _pool(
+    deployment: str, role: str, engines: Sequence[EngineFigures], history: History
+) -> PoolFigures:
+    live = [e for e in engines if e.state != STALE]
+    return PoolFigures(
+        deployment=deployment,
+        role=role,
+        num_ready=sum(e.state == EngineState.READY for e in engines),
+        num_engines=len(engines),
+        running=_sum(e.running for e in live),
+        waiting=_sum(e.waiting for e in live),
+        kv_usage_ratio=_mean(e.kv_usage_ratio for e in live),
+        hit_ratio=_pooled_hits(live, history),
+        ttft=latency(merge(history.of(e.id).observed("ttft_s") for e in live)),
+        itl=latency(merge(history.of(e.id).observed("itl_s") for e in live)),
+        prompt_tokens_s=_sum(e.prompt_tokens_s for e in live),
+        output_tokens_s=_sum(e.output_tokens_s for e in live),
+    )
+
+
+def _pooled_hits(engines: Iterable[EngineFigures], history: History) -> float | None:
+    series = [history.of(e.id) for e in engines]
+    return _ratio(
+        _sum(s.grown("prefix_hits_tokens_total") for s in series),
+        _sum(s.grown("prefix_queries_tokens_total") for s in series),
+    )
+
+
+def _deployment(
+    name: str,
+    routers: Sequence[RouterSample],
+    pools: Sequence[PoolFigures],
+    history: History,
+    engines: Sequence[EngineFigures],
+) -> DeploymentFigures:
+    series = [history.of(router.id) for router in routers]
+
+    def rate(field: str) -> float | None:
+        return _sum(s.rate(field) for s in series)
+
+    def grown(field: str) -> float | None:
+        return _sum(s.grown(field) for s in series)
+
+    prefilling = [e for e in engines if e.role != "decode"]
+    return DeploymentFigures(
+        name=name,
+        requests_s=rate("requests_total"),
+        error_ratio=_ratio(grown("errors_total"), grown("requests_total")),
+        inflight=_sum(r.inflight for r in routers),
+        queued=_sum(r.queued for r in routers),
+        prompt_tokens_s=rate("prompt_tokens_total"),
+        output_tokens_s=_first(
+            rate("output_tokens_total"),
+            _sum(p.output_tokens_s for p in pools if p.role != "prefill"),
+        ),
+        ttft=latency(merge(s.observed("ttft_s") for s in series)),
+        itl=latency(merge(s.observed("itl_s") for s in series)),
+        predicted_hit_ratio=_ratio(
+            grown("predicted_hit_tokens_total"), grown("prompt_tokens_total")
+        ),
+        reported_hit_ratio=_pooled_hits(prefilling, history),
+    )
+
+
+def trend_values(overview: Overview) -> dict[str, float | None]:
+    """Name the figures whose course is drawn: `engine:ID:itl_p99` and the like."""
+    values: dict[str, float | None] = {}
+    for engine in overview.engines:
+        values |= _latencies(f"engine:{engine.id}", engine.ttft, engine.itl)
+    for pool in overview.pools:
+        values |= _latencies(f"pool:{pool.deployment}:{pool.role}", pool.ttft, pool.itl)
+    for deployment in overview.deployments:
+        key = f"deployment:{deployment.name}"
+        values |= _latencies(key, deployment.ttft, deployment.itl)
+        values[f"{key}:requests_s"] = deployment.requests_s
+        values[f"{key}:output_tokens_s"] = deployment.output_tokens_s
+        values[f"{key}:prompt_tokens_s"] = deployment.prompt_tokens_s
+        values[f"{key}:hit"] = _first(deployment.predicted_hit_ratio, deployment.reported_hit_ratio)
+    return values
+
+
+def _latencies(key: str, ttft: Latency | None, itl: Latency | None) -> dict[str, float | None]:
+    return {
+        f"{key}:ttft_p50": ttft.p50_s if ttft else None,
+        f"{key}:ttft_p99": ttft.p99_s if ttft else None,
+        f"{key}:itl_p50": itl.p50_s if itl else None,
+        f"{key}:itl_p99": itl.p99_s if itl else None,
+    }
+
+
+def _present(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _of(values: Iterable[float | None], how: Callable[[list[float]], float]) -> float | None:
+    present = _present(values)
+    return how(present) if present else None
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    return _of(values, sum)
+
+
+def _sum_int(values: Iterable[int | None]) -> int | None:
+    total = _sum(values)
+    return None if total is None else int(total)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    return _of(values, lambda present: sum(present) / len(present))
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)
