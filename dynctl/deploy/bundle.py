@@ -1,0 +1,236 @@
+"""The bundle: our code plus wheels for a host's Python, libc and architecture, named by its content.
+
+Hosts need Python ≥ 3.11 and nothing else: no internet, no root, no compiler. Wheels are fetched once by pip on this
+machine against hashed lock files and kept in a cache, which can be brought along to a place without a registry.
+IO: files, pip.
+"""
+
+import asyncio
+import gzip
+import hashlib
+import io
+import os
+import sys
+import tarfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import dynctl
+from dynctl.core.hardware import Host
+from dynctl.errors import DeployError, ExitCode
+from dynctl.files import write_atomic
+
+CODE = (
+    "__init__.py",
+    "errors.py",
+    "files.py",
+    "registry.py",
+    "core",
+    "http1",
+    "kv",
+    "sim",
+    "router",
+    "agents",
+)
+"""What runs on hosts; the import contracts keep these free of the rest."""
+
+LOCKS = ("agent.txt", "router.txt")
+PIP_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What wheels must fit."""
+
+    python: str
+    """`3.11`"""
+    libc: str
+    """`glibc-2.36` or `musl-1.2`"""
+    arch: str
+    """`x86_64` or `aarch64`"""
+
+    @property
+    def tag(self) -> str:
+        """Directory name of this target's wheels."""
+        return f"cp{self.python.replace('.', '')}-{self.libc}-{self.arch}"
+
+    def pip_platforms(self) -> list[str]:
+        """Wheel platform tags this target accepts, newest first; pip matches each one exactly."""
+        kind, _, version = self.libc.partition("-")
+        major, _, minor = version.partition(".")
+        if kind == "musl":
+            return [f"musllinux_{major}_{m}_{self.arch}" for m in range(int(minor), -1, -1)]
+        tags = [f"manylinux_{major}_{m}_{self.arch}" for m in range(int(minor), 4, -1)]
+        return [
+            *tags,
+            f"manylinux2014_{self.arch}",
+            f"manylinux2010_{self.arch}",
+            f"manylinux1_{self.arch}",
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A finished archive, ready to be pushed."""
+
+    digest: str
+    path: Path
+    num_bytes: int
+    unpacked_bytes: int
+
+
+def target_of(host: Host) -> Target:
+    """Read what a host's wheels must fit from its discovered facts.
+
+    Raises:
+        DeployError: when the host has no usable Python or an unknown libc.
+    """
+    if host.python is None or host.python_version is None:
+        raise DeployError(
+            f"{host.name}: no Python ≥ 3.11 found",
+            f"install one (apt install python3 on Debian 12) or name it with hosts[].python for {host.name}",
+            code=ExitCode.REFUSED,
+        )
+    libc, version, arch = (*host.platform.split("-", 2), "", "")[:3]
+    if libc not in {"glibc", "musl"} or not arch:
+        raise DeployError(
+            f"{host.name}: unknown platform {host.platform!r}; wheels exist for Linux with glibc or musl",
+            code=ExitCode.REFUSED,
+        )
+    return Target(".".join(host.python_version.split(".")[:2]), f"{libc}-{version}", arch)
+
+
+def cache_dir() -> Path:
+    """Where wheels and bundles are kept: `$DYNCTL_CACHE`, else `~/.cache/dynctl`."""
+    return Path(os.environ.get("DYNCTL_CACHE") or Path.home() / ".cache" / "dynctl")
+
+
+def bundle_digest(target: Target) -> str:
+    """Name the bundle by what goes into it: code, locks and target. Costs a few milliseconds."""
+    content = hashlib.sha256(target.tag.encode())
+    for name, data in [*_code_files(), *_lock_files()]:
+        content.update(f"{name}\0{len(data)}\0".encode())
+        content.update(data)
+    return content.hexdigest()[:16]
+
+
+async def make_bundle(target: Target) -> Bundle:
+    """Return the bundle for a target, building it when it is not in the cache.
+
+    Raises:
+        DeployError: when wheels cannot be had; nothing is left half-made.
+    """
+    digest = bundle_digest(target)
+    path = cache_dir() / "bundles" / f"{digest}.tar.gz"
+    if not path.exists():
+        wheels = await fetch_wheels(target)
+        await asyncio.to_thread(_pack, path, wheels)
+    num_bytes = path.stat().st_size
+    return Bundle(digest, path, num_bytes, num_bytes * 4)
+
+
+async def fetch_wheels(target: Target) -> list[Path]:
+    """Fetch the locked wheels for a target into the cache, each checked against its hash.
+
+    Raises:
+        DeployError: when pip cannot get them; says how to bring them along.
+    """
+    locks = b"".join(data for _, data in _lock_files())
+    directory = cache_dir() / "wheels" / target.tag / hashlib.sha256(locks).hexdigest()[:16]
+    done = directory / "complete"
+    if not done.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        argv = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-input",
+        ]
+        argv += [
+            "--dest",
+            str(directory),
+            "--only-binary",
+            ":all:",
+            "--no-deps",
+            "--require-hashes",
+        ]
+        argv += ["--implementation", "cp", "--python-version", target.python]
+        argv += [word for tag in target.pip_platforms() for word in ("--platform", tag)]
+        argv += [word for name in LOCKS for word in ("-r", str(_locks_dir() / name))]
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        try:
+            async with asyncio.timeout(PIP_TIMEOUT_S):
+                output, _ = await process.communicate()
+        except BaseException:
+            process.kill()
+            await process.wait()
+            raise
+        if process.returncode != 0:
+            lines = [
+                line for line in output.decode(errors="replace").splitlines() if "ERROR" in line
+            ] or ["pip failed"]
+            raise DeployError(
+                f"cannot fetch the wheels for {target.tag}: {lines[-1].strip()}",
+                f"on a machine with a package registry run any `dynctl up` for such a host, then copy {directory} here",
+            )
+        write_atomic(done, b"")
+    return sorted(directory.glob("*.whl"))
+
+
+def _locks_dir() -> Path:
+    return Path(__file__).parent / "locks"
+
+
+def _lock_files() -> list[tuple[str, bytes]]:
+    return [(name, (_locks_dir() / name).read_bytes()) for name in LOCKS]
+
+
+def _code_files() -> list[tuple[str, bytes]]:
+    root = Path(dynctl.__file__).parent
+    files = []
+    for name in CODE:
+        top = root / name
+        paths = [top] if top.is_file() else sorted(top.rglob("*"))
+        wanted = [path for path in paths if path.is_file() and "__pycache__" not in path.parts]
+        files += [
+            (f"dynctl/{path.relative_to(root).as_posix()}", path.read_bytes()) for path in wanted
+        ]
+    return files
+
+
+def _pack(path: Path, wheels: list[Path]) -> None:
+    """Write the archive with fixed order, owners and times, so that equal content gives equal bytes."""
+    files = dict(_code_files())
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            for member in archive.infolist():
+                name = PurePosixPath(member.filename)
+                if (
+                    member.is_dir()
+                    or "tests" in name.parts
+                    or name.suffix in {".pyx", ".pxd", ".c", ".h"}
+                ):
+                    continue
+                if name.is_absolute() or ".." in name.parts:
+                    raise DeployError(f"{wheel.name} holds the unsafe path {member.filename!r}")
+                files[str(name)] = archive.read(member)
+    raw = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=3, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as tar,
+    ):
+        for inside in sorted(files):
+            entry = tarfile.TarInfo(inside)
+            entry.size = len(files[inside])
+            entry.mode = 0o644
+            tar.addfile(entry, io.BytesIO(files[inside]))
+    write_atomic(path, raw.getvalue(), mode=0o644)

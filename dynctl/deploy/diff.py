@@ -1,0 +1,80 @@
+"""From goals and what was found to steps; a cluster that is as wished gives none. Pure."""
+
+from collections.abc import Mapping
+
+from dynctl.agents.protocol import HostSlice, spec_digest
+from dynctl.core.deployment import EngineState, UnitStatus
+from dynctl.deploy.steps import HostGoal, HostState, Step, StepKind
+
+RELAY_ID = "relay"
+
+
+def diff(goals: Mapping[str, HostGoal], states: Mapping[str, HostState]) -> tuple[Step, ...]:
+    """List the steps that lead from the states to the goals, per host in the order they are taken."""
+    steps: list[Step] = []
+    for name in sorted(goals):
+        steps += _host_steps(goals[name], states[name])
+    for name in sorted(set(states) - set(goals)):
+        if states[name].status is not None or states[name].bundles:
+            steps.append(
+                Step(name, StepKind.RETIRE, "not in the plan: stop and remove", is_disruptive=True)
+            )
+    return tuple(steps)
+
+
+def _host_steps(goal: HostGoal, state: HostState) -> list[Step]:
+    name = goal.slice.host_name
+    steps: list[Step] = []
+    if goal.bundle not in state.bundles:
+        steps.append(Step(name, StepKind.BUNDLE, f"install {goal.bundle}"))
+    stale = [path for path, digest in goal.files if dict(state.files).get(path) != digest]
+    if stale:
+        steps.append(Step(name, StepKind.FILES, ", ".join(stale)))
+    launch = dict(state.launch)
+    if state.status is None:
+        steps.append(Step(name, StepKind.AGENT, "start"))
+    elif launch.get("bundle_path") != goal.bundle_path or launch.get("scope") != goal.scope:
+        steps.append(
+            Step(name, StepKind.AGENT, f"restart with {goal.bundle}; engines keep running")
+        )
+    changes = unit_changes(goal.slice, state)
+    if changes or steps or _is_behind(goal.slice, state):
+        detail = ", ".join(text for text, _ in changes) or "no unit changes"
+        steps.append(
+            Step(
+                name,
+                StepKind.SLICE,
+                detail,
+                is_disruptive=any(disruptive for _, disruptive in changes),
+            )
+        )
+    return steps
+
+
+def unit_changes(wish: HostSlice, state: HostState) -> list[tuple[str, bool]]:
+    """Say for each unit what changes and whether that stops something: `+` new, `~` restart, `-` removed."""
+    wanted = {unit.id: spec_digest(unit) for unit in (*wish.engines, *wish.routers)}
+    if wish.relay is not None:
+        wanted[RELAY_ID] = spec_digest(wish.relay)
+    running = {unit.id: unit for unit in state.status.units} if state.status else {}
+    changes = [(f"+{unit_id}", False) for unit_id in wanted if unit_id not in running]
+    changes += [
+        (_restart_text(unit_id, running[unit_id]), True)
+        for unit_id, digest in wanted.items()
+        if unit_id in running
+        and (running[unit_id].spec_digest != digest or _is_down(running[unit_id]))
+    ]
+    changes += [(f"-{unit_id}", True) for unit_id in running if unit_id not in wanted]
+    return changes
+
+
+def _is_down(unit: UnitStatus) -> bool:
+    return unit.state in {EngineState.FAILED, EngineState.STOPPED}
+
+
+def _restart_text(unit_id: str, unit: UnitStatus) -> str:
+    return f"~{unit_id} ({'was ' + unit.state.value if _is_down(unit) else 'changed'})"
+
+
+def _is_behind(wish: HostSlice, state: HostState) -> bool:
+    return state.status is not None and state.status.bundle != wish.bundle

@@ -1,0 +1,148 @@
+"""Start, restart or stop the agent: as a systemd unit where there is one, else in a session of its own.
+
+Runs on the host, standard library only. IO: files, processes, systemctl.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 20.0
+
+
+def systemctl(scope: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run systemctl for the system or the user manager."""
+    env = {
+        **os.environ,
+        "XDG_RUNTIME_DIR": os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}"),
+    }
+    argv = ["systemctl", *(["--user"] if scope == "user" else []), *words]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, env=env)
+
+
+def unit_path(scope: str, unit: str) -> Path:
+    """Where the unit file belongs."""
+    if scope == "system":
+        return Path("/etc/systemd/system") / unit
+    return (
+        Path(os.environ.get("XDG_CONFIG_HOME", Path.home() / ".config")) / "systemd" / "user" / unit
+    )
+
+
+def socket_path(root: Path) -> str | None:
+    """Where the agent says its socket is, if it is listening there."""
+    try:
+        path = (root / "agent.socket-path").read_text().strip()
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(5)
+            probe.connect(path)
+    except OSError:
+        return None
+    return path
+
+
+def start_unit(wish: dict[str, str]) -> str:
+    """Write the unit and (re)start it; answers an error text or an empty one."""
+    path = unit_path(wish["scope"], wish["unit"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(wish["unit_text"])
+    for words in (("daemon-reload",), ("enable", wish["unit"]), ("restart", wish["unit"])):
+        done = systemctl(wish["scope"], *words)
+        if done.returncode != 0:
+            log = subprocess.run(
+                [
+                    "journalctl",
+                    *(["--user"] if wish["scope"] == "user" else []),
+                    "-u",
+                    wish["unit"],
+                    "-n",
+                    "5",
+                    "--no-pager",
+                    "-o",
+                    "cat",
+                ],
+                capture_output=True,
+                text=True,
+                timeout=20,
+                check=False,
+            )
+            return f"systemctl {' '.join(words)}: {done.stderr.strip()[-300:]} {log.stdout.strip()[-500:]}"
+    return ""
+
+
+def stop_session(root: Path) -> None:
+    """End an agent that runs in its own session; engines stay."""
+    try:
+        pid = int((root / "agent.pid").read_text())
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):
+        return
+    if b"dynctl.agents" not in command or os.fsencode(root) not in command:
+        return
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    if Path(f"/proc/{pid}").exists():
+        os.kill(pid, signal.SIGKILL)
+
+
+def start_session(root: Path, wish: dict[str, str]) -> str:
+    """Start the agent in a session of its own, detached from this one."""
+    stop_session(root)
+    (root / "agent.socket-path").unlink(missing_ok=True)
+    logs = root / "logs"
+    logs.mkdir(exist_ok=True)
+    with (logs / "agent.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-sP", "-m", "dynctl.agents", "--root", str(root)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": wish["bundle_path"], "DYNCTL_SCOPE": "none"},
+        )
+    (root / "agent.pid").write_text(str(process.pid))
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            tail = (logs / "agent.log").read_bytes()[-600:].decode(errors="replace").strip()
+            return f"the agent ended with code {process.returncode}: {tail}"
+        if socket_path(root):
+            return ""
+        time.sleep(0.05)
+    process.kill()
+    return f"the agent did not answer within {START_TIMEOUT_S:.0f} s"
+
+
+def main() -> None:
+    """Do what `action` says and print the outcome."""
+    wish = json.loads(sys.argv[1])
+    root = Path(wish["root"])
+    error = ""
+    if wish["action"] == "start":
+        error = start_session(root, wish) if wish["scope"] == "none" else start_unit(wish)
+        if not error:
+            keep = {name: wish[name] for name in ("scope", "unit", "bundle_path")}
+            (root / "launch.json").write_text(json.dumps(keep))
+    elif wish["scope"] == "none":
+        stop_session(root)
+    else:
+        systemctl(wish["scope"], "disable", "--now", wish["unit"])
+        unit_path(wish["scope"], wish["unit"]).unlink(missing_ok=True)
+        systemctl(wish["scope"], "daemon-reload")
+        systemctl(wish["scope"], "reset-failed", wish["unit"])
+    print(json.dumps({"error": error, "socket": socket_path(root)}))
+
+
+if __name__ == "__main__":
+    main()

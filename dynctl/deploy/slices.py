@@ -1,0 +1,213 @@
+"""The plan, cut into what each host shall run. Pure: equal plans give equal slices."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from dynctl.agents.protocol import EngineWish, HostSlice, RelayWish, RouterUnit
+from dynctl.core.inventory import DeploymentWish, Inventory
+from dynctl.core.plan import Plan, PlannedDeployment, PlannedHost, Pool, Replica, Role, Sourced
+from dynctl.deploy.places import Place
+from dynctl.router.config import (
+    ApiKeyHash,
+    RelayTarget,
+    RouterConfig,
+    TlsFiles,
+    is_loopback,
+    split_listen,
+)
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+)
+"""What a router needs of a model's directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What slices rest on besides plan and inventory."""
+
+    places: Mapping[str, Place]
+    """By host name."""
+    bundles: Mapping[str, str]
+    """Bundle digest by host name."""
+    api_keys: tuple[ApiKeyHash, ...] = ()
+
+
+def make_slices(plan: Plan, inventory: Inventory, ground: Ground) -> dict[str, HostSlice]:
+    """Cut a plan into one slice per host; generation and fence are filled in when it is applied."""
+    hosts = {host.name: host for host in plan.hosts}
+    wishes = {wish.name: wish for wish in inventory.deployments}
+    engines: dict[str, list[EngineWish]] = {name: [] for name in hosts}
+    for planned, pool, replica in plan.replicas():
+        engines[replica.host_name].append(
+            _engine(plan, planned, pool, replica, wishes[planned.name])
+        )
+    routers: dict[str, list[RouterUnit]] = {name: [] for name in hosts}
+    for planned in plan.deployments:
+        unit = _router(plan, planned, wishes[planned.name], ground)
+        routers[planned.router.host_name].append(unit)
+    return {
+        name: HostSlice(
+            cluster=plan.cluster,
+            host_name=name,
+            generation=0,
+            plan_digest=plan.digest,
+            bundle=ground.bundles[name],
+            relay=_relay(plan, host) if engines[name] else None,
+            engines=tuple(engines[name]),
+            routers=tuple(routers[name]),
+        )
+        for name, host in hosts.items()
+    }
+
+
+def block_hash_seed(cluster: str, deployment: str) -> str:
+    """Seed of a deployment's block hashes. Not a secret: a collision costs time, never an answer."""
+    return hashlib.sha256(f"dynctl block hash {cluster} {deployment}".encode()).hexdigest()[:32]
+
+
+def tokenizer_source(planned: PlannedDeployment, wish: DeploymentWish) -> str | None:
+    """Host from which tokenizer files must be copied to the router's; None when they are there already."""
+    if wish.engine.kind in {"sim", "external"} or wish.tokenizer is not None:
+        return None
+    hosts = [replica.host_name for replica in _replicas(planned)]
+    return None if planned.router.host_name in hosts else hosts[0]
+
+
+def tls_names(slice_: HostSlice) -> list[str]:
+    """Which certificate pairs a host needs: `host` for its relay, `router` for a router."""
+    return [name for name, needed in (("host", slice_.relay), ("router", slice_.routers)) if needed]
+
+
+def _engine(
+    plan: Plan, planned: PlannedDeployment, pool: Pool, replica: Replica, wish: DeploymentWish
+) -> EngineWish:
+    spec, limits = wish.engine, wish.limits
+    urls = dict(zip((r.id for r in _replicas(planned)), spec.urls, strict=False))
+    host = next(h for h in plan.hosts if h.name == replica.host_name)
+    return EngineWish(
+        id=replica.id,
+        deployment=planned.name,
+        role=replica.role.value,
+        kind=planned.engine_kind,
+        model=planned.model,
+        served_name=served_name(wish),
+        python=spec.python,
+        device=spec.device,
+        gpus=replica.gpus,
+        tp=pool.parallelism.tp,
+        pp=pool.parallelism.pp,
+        dp=pool.parallelism.dp,
+        data_address=host.data_address,
+        side_channel_port=replica.side_channel_port,
+        nics=replica.nics,
+        max_model_len_tokens=_whole(planned.max_model_len_tokens),
+        max_num_seqs=_whole(planned.max_num_seqs),
+        block_size_tokens=limits.block_size_tokens,
+        gpu_memory_utilization=limits.gpu_memory_utilization if spec.device == "gpu" else None,
+        args=spec.args,
+        env=spec.env,
+        kv_transfer=replica.role is not Role.AGGREGATED,
+        allow_old_version=spec.allow_old_version,
+        url=urls.get(replica.id, ""),
+        tokenizer=wish.tokenizer,
+        revision=wish.revision,
+        block_hash_seed=block_hash_seed(plan.cluster, planned.name),
+    )
+
+
+def served_name(wish: DeploymentWish) -> str:
+    """The model name clients ask for: as written, else the last part of the model's path."""
+    return wish.served_name or wish.model.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _router(
+    plan: Plan, planned: PlannedDeployment, wish: DeploymentWish, ground: Ground
+) -> RouterUnit:
+    place = ground.places[planned.router.host_name]
+    used = {replica.host_name for replica in _replicas(planned)}
+    relays = tuple(
+        RelayTarget(host.name, _relay_address(plan, host), host.relay_port)
+        for host in plan.hosts
+        if host.name in used
+    )
+    tls = TlsFiles(
+        cert=place.tls("router.crt"), key=place.tls("router.key"), ca=place.tls("ca.crt")
+    )
+    router = wish.router
+    server_tls = (
+        TlsFiles(cert=router.tls_cert, key=router.tls_key)
+        if router.tls_cert and router.tls_key
+        else None
+    )
+    config = RouterConfig(
+        listen=planned.router.listen,
+        deployment=planned.name,
+        served_names=(served_name(wish),),
+        policy=planned.router.policy,
+        tokenizer=_tokenizer(plan, planned, wish, ground),
+        block_hash_seed=block_hash_seed(plan.cluster, planned.name),
+        relays=relays,
+        tls=tls,
+        api_keys=ground.api_keys,
+        server_tls=server_tls,
+        allow_insecure_listen=router.allow_insecure_listen,
+    )
+    content = msgspec.to_builtins(config)
+    content["settings"] = {}
+    return RouterUnit(f"{planned.name}-router", planned.name, content, planned.router.listen)
+
+
+def _tokenizer(
+    plan: Plan, planned: PlannedDeployment, wish: DeploymentWish, ground: Ground
+) -> str | None:
+    host_name = planned.router.host_name
+    place = ground.places[host_name]
+    if wish.tokenizer is not None:
+        return wish.tokenizer
+    if wish.engine.kind == "sim":
+        return f"{place.bundle_path(ground.bundles[host_name])}/dynctl/sim/model"
+    if wish.engine.kind == "external":
+        return None
+    return place.tokenizer(planned.name) if tokenizer_source(planned, wish) else planned.model
+
+
+def _relay(plan: Plan, host: PlannedHost) -> RelayWish:
+    return RelayWish(_relay_address(plan, host), host.relay_port)
+
+
+def _relay_address(plan: Plan, host: PlannedHost) -> str:
+    """A relay that only routers of its own host use stays on loopback."""
+    users = {
+        planned.router.host_name
+        for planned in plan.deployments
+        if any(replica.host_name == host.name for replica in _replicas(planned))
+    }
+    return "127.0.0.1" if users <= {host.name} else host.data_address
+
+
+def _replicas(planned: PlannedDeployment) -> tuple[Replica, ...]:
+    return tuple(replica for pool in planned.pools for replica in pool.replicas)
+
+
+def _whole(figure: Sourced | None) -> int | None:
+    return None if figure is None else int(figure.value)
+
+
+def listens_openly(slice_: HostSlice) -> list[str]:
+    """Addresses of this host that other machines can reach, for the operator to know: routers and NIXL ports."""
+    routers = [
+        unit.listen for unit in slice_.routers if not is_loopback(split_listen(unit.listen)[0])
+    ]
+    nixl = [
+        f"{engine.data_address}:{engine.side_channel_port} (NIXL side channel of {engine.id}, unauthenticated)"
+        for engine in slice_.engines
+        if engine.side_channel_port is not None and not is_loopback(engine.data_address)
+    ]
+    return routers + nixl
