@@ -1,0 +1,369 @@
+"""Reads square matrices of labelled cells out of damaged text: `nvidia-smi topo -m` and `topo -p2p`.
+
+What survives copying, wrapping and cutting is known by three things: the vocabulary of the legend, the labels that
+rows begin with, and the `X` of the diagonal. A cell that these do not place is unknown, never guessed.
+Not here: what a matrix means (`probes/nvidia_smi_topo`).
+Pure.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+LINK = r"NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC"
+P2P = r"OK|CNS|GNS|TNS|NS|DR|U"
+_CELL = re.compile(rf"X|{LINK}|{P2P}")
+_LINK_RUN = re.compile(rf"(?:X|{LINK})+")
+_P2P_RUN = re.compile(rf"(?:X|{P2P})+")
+_LABEL = r"GPU\d{1,3}|NIC\d{1,3}|(?:mlx\d|hfi1|bnxt_re|irdma|qedr|efa|rxe|siw|ib|roce)\w*"
+_GPU = re.compile(r"GPU(\d{1,3})\Z")
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\[\d{0,2}(?:;\d{1,2})*m")
+_ROW = re.compile(rf"(?:^|[\s#>:\]])({_LABEL})(?=[\s]+(?:X|{LINK}|{P2P})(?:\s|X|{LINK}|\d|\Z))")
+_TAIL_START = re.compile(r"CPU\s*Affinity|NUMA\s*Affinity|GPU\s*NUMA|\bCPU\b|\bNUMA\b")
+_CPU_LIST = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*\Z")
+_MAX_LINE_CHARS = 20_000
+_MAX_LINES = 5_000
+_MAX_DEVICES = 160
+
+
+@dataclass(slots=True)
+class Row:
+    """One labelled line (or a line and its continuations): cells in column order, and what follows them."""
+
+    label: str
+    line: int
+    cells: list[str | None]
+    tail: list[str | None] = field(default_factory=list)
+    """CPU affinity, NUMA affinity, GPU NUMA id, as far as there are."""
+
+
+@dataclass(slots=True)
+class Matrix:
+    """One block: a header and its rows."""
+
+    line: int
+    columns: list[str]
+    is_p2p: bool
+    tail_names: list[str] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Header:
+    columns: list[str]
+    tail_names: list[str]
+    tail_at: int
+    """Column of the text where the first tail label starts; -1 when there is none."""
+    line: int
+
+
+def clean_lines(text: str) -> list[str]:
+    """Split a stream into lines without colour codes, quote marks and table borders."""
+    lines = []
+    for raw in text.split("\n", _MAX_LINES)[:_MAX_LINES]:
+        line = _ANSI.sub("", raw[:_MAX_LINE_CHARS])
+        if line.count("|") >= 3:
+            line = re.sub(r"[ ]*\|[ ]*", "\t", line.strip().strip("|"))
+        lines.append(re.sub(r"^[#>]+ ?", "", line))
+    return lines
+
+
+def read_matrices(text: str) -> list[Matrix]:
+    """Find every matrix of a stream, in order; blocks without a header are read by their row labels."""
+    lines = clean_lines(text)
+    found: list[Matrix] = []
+    header: _Header | None = None
+    block: list[tuple[int, str, str]] = []
+    at = 0
+    while at < len(lines):
+        new_header, used = _header_at(lines, at)
+        if new_header is not None:
+            found += _close(header, block)
+            header, block, at = new_header, [], at + used
+            continue
+        match = _ROW.search(lines[at])
+        if match is None or (header is not None and _is_foreign(match[1], header)):
+            if block and not lines[at].strip():
+                # A blank line ends a block once every promised row was seen; a wrapped block may hold some.
+                pass
+            elif block and _ends_block(lines[at]):
+                found += _close(header, block)
+                header, block = None, []
+            at += 1
+            continue
+        row_lines, used = _with_continuations(lines, at, header)
+        block.append((at + 1, match[1], row_lines[match.end(1) :]))
+        at += used
+    return found + _close(header, block)
+
+
+def _is_foreign(label: str, header: _Header) -> bool:
+    return label not in header.columns and not label.startswith(("GPU", "NIC"))
+
+
+def _ends_block(line: str) -> bool:
+    return bool(re.match(r"\s*(?:NIC )?Legend\s*:|\s*[-=]{5,}.*\w", line))
+
+
+def _header_at(lines: Sequence[str], at: int) -> tuple[_Header | None, int]:
+    """Read a header that starts on this line; it may be wrapped over several."""
+    line = lines[at]
+    match = re.search(r"(?:^|[\s#>:\]])(GPU\d{1,3})(?=\s|GPU|NIC|CPU|\Z)", line)
+    if match is None or _ROW.search(line):
+        return None, 0
+    text, used = line[match.start(1) :], 1
+    start = match.start(1)
+    while at + used < len(lines) and used < 8 and _continues_header(lines[at + used], text):
+        text += " " + lines[at + used].strip("\n")
+        used += 1
+    tail = _TAIL_START.search(text)
+    devices = text[: tail.start()] if tail else text
+    columns = _labels(devices)
+    if not columns or len(columns) > _MAX_DEVICES:
+        return None, 0
+    return _Header(
+        columns,
+        _tail_names(text[tail.start() :]) if tail else [],
+        start + tail.start() if tail and used == 1 else -1,
+        at + 1,
+    ), used
+
+
+def _continues_header(line: str, so_far: str) -> bool:
+    """A wrapped header goes on with device labels or tail labels and holds no cell."""
+    words = line.split()
+    if not words or _ROW.search(line):
+        return False
+    known = re.compile(rf"(?:{_LABEL}|CPU|NUMA|Affinity|GPU|ID)\Z")
+    if not all(known.match(word) for word in words):
+        return False
+    return not (words[0].startswith("GPU") and words[0] in _labels(so_far))
+
+
+def _labels(text: str) -> list[str]:
+    columns: list[str] = []
+    for word in text.split():
+        glued = re.findall(r"(?:GPU|NIC)\d{1,3}", word)
+        if glued and "".join(glued) == word:
+            columns += glued
+        elif re.match(r"[A-Za-z][\w.:-]{1,40}\Z", word):
+            columns.append(word)
+        else:
+            return columns
+    return columns
+
+
+def _tail_names(text: str) -> list[str]:
+    """Which of the three affinity columns a header names, in order."""
+    names = []
+    if re.search(r"CPU", text):
+        names.append("cpu")
+    rest = re.sub(r"GPU\s*NUMA(?:\s*ID)?", " ", text)
+    if re.search(r"NUMA", rest):
+        names.append("numa")
+    if rest != text:
+        names.append("gpu_numa")
+    return names
+
+
+def _with_continuations(lines: Sequence[str], at: int, header: _Header | None) -> tuple[str, int]:
+    """Join the lines a row was wrapped onto: those that hold only cells or affinities and no label."""
+    text, used = lines[at], 1
+    match = _ROW.search(text)
+    assert match is not None
+    want = len(header.columns) if header else 0
+    while at + used < len(lines) and used < 12:
+        following = lines[at + used]
+        stripped = following.strip()
+        if not stripped or _ROW.search(following) or not _is_only_cells(stripped):
+            break
+        cells = _count_cells(text[match.end(1) :])
+        if want and cells >= want and (_has_affinity(text) or not header or not header.tail_names):
+            break
+        text = _join(text, following, want, match.end(1))
+        used += 1
+    return text, used
+
+
+def _is_only_cells(text: str) -> bool:
+    words = text.split()
+    cell = re.compile(rf"(?:X|{LINK}|{P2P}|N/A|[\d,\-]+|V?\d{{0,2}}|[A-Z]{{1,3}})+\Z")
+    return all(cell.match(word) for word in words) and any(
+        re.search(rf"X|{LINK}|{P2P}|\d", word) or word == "N/A" for word in words
+    )
+
+
+def _has_affinity(text: str) -> bool:
+    return re.search(r"\s\d{1,5}(?:-\d{1,5})?(?:,\S*)?(?:\s|\Z)", text) is not None
+
+
+def _count_cells(text: str) -> int:
+    return sum(len(_CELL.findall(w)) for w in text.split() if _run(w))
+
+
+def _run(word: str) -> re.Match[str] | None:
+    return _LINK_RUN.fullmatch(word) or _P2P_RUN.fullmatch(word)
+
+
+def _join(text: str, following: str, want: int, after_label: int) -> str:
+    """Join a wrapped line: straight on when a cell or list was cut in two, else with a space."""
+    last, first = text.split()[-1:], following.split()[:1]
+    if last and first and not text[-1:].isspace() and not following[:1].isspace():
+        glued = last[0] + first[0]
+        is_cut_cell = _run(glued) is not None and _run(last[0]) is None
+        is_cut_count = (
+            re.fullmatch(r"NV\d", last[0]) is not None and re.fullmatch(r"\d", first[0]) is not None
+        )
+        is_cut_list = last[0][-1] in ",-" or first[0][0] in ",-"
+        if is_cut_cell or is_cut_count or (is_cut_list and _CPU_LIST.match(glued)):
+            return text + following
+    return text + " " + following.lstrip()
+
+
+def _close(header: _Header | None, block: Sequence[tuple[int, str, str]]) -> list[Matrix]:
+    """Make the matrix of one block of rows."""
+    if not block:
+        return []
+    is_p2p = not any(re.search(LINK, text) for _, _, text in block) and any(
+        re.search(rf"\b(?:{P2P})\b", text) for _, _, text in block
+    )
+    if header is not None:
+        columns, tail_names, line = list(header.columns), header.tail_names, header.line
+    else:
+        columns = list(dict.fromkeys(label for _, label, _ in block))
+        tail_names, line = ["cpu", "numa", "gpu_numa"], block[0][0]
+    matrix = Matrix(line, columns, is_p2p, list(tail_names))
+    if header is None:
+        matrix.notes.append("the header is missing; columns were taken from the row labels")
+    if len(set(columns)) != len(columns):
+        matrix.notes.append("the header names a device twice")
+        return [matrix]
+    for number, label, text in block:
+        if label not in columns:
+            matrix.notes.append(f"line {number}: row {label} is not in the header")
+            continue
+        matrix.rows.append(_read_row(number, label, text, matrix, header))
+    return [matrix]
+
+
+def _read_row(number: int, label: str, text: str, matrix: Matrix, header: _Header | None) -> Row:
+    """Place the cells of one row: by its tabs when they hold, else by the diagonal."""
+    count, own = len(matrix.columns), matrix.columns.index(label)
+    if "\t" in text:
+        row = _by_tabs(number, label, text, count, own, matrix)
+        if row is not None:
+            return row
+    words, tail = _split_cells(text, count)
+    cells: list[str | None] = [None] * count
+    where = [i for i, word in enumerate(words) if word == "X"]
+    if len(where) != 1:
+        matrix.notes.append(f"line {number}: row {label} has {len(where)} diagonal marks")
+    else:
+        before, after = words[: where[0]], words[where[0] + 1 :]
+        cells[own] = "X"
+        if len(before) == own:
+            cells[:own] = before
+        if len(after) == count - own - 1:
+            cells[own + 1 :] = after
+        if None in cells:
+            matrix.notes.append(
+                f"line {number}: row {label} has {len(words)} cells for {count} columns"
+            )
+    return Row(label, number, cells, _tail_by_words(tail, text, label, matrix, header))
+
+
+def _by_tabs(
+    number: int, label: str, text: str, count: int, own: int, matrix: Matrix
+) -> Row | None:
+    """Read a row whose tabs are whole; None when cells were glued, lost or doubled."""
+    parts = [part.strip() for part in text.split("\t")[1:]]
+    cells = parts[:count]
+    if len(cells) <= own or cells[own] != "X":
+        return None
+    if not all(_CELL.fullmatch(cell) for cell in cells if cell):
+        return None
+    if "X" in cells[:own] + cells[own + 1 :]:
+        return None
+    if len(cells) < count:
+        # The last cell of a cut row may itself be cut: NV1 of NV18.
+        cells = [*cells[:-1], *[""] * (count - len(cells) + 1)] if own < len(cells) - 1 else cells
+        cells += [""] * (count - len(cells))
+        matrix.notes.append(f"line {number}: row {label} is cut")
+    elif "" in cells:
+        matrix.notes.append(f"line {number}: row {label} has an empty cell")
+    tail = parts[count:]
+    names = matrix.tail_names
+    if len(tail) == len(names) + 1 and len(tail) >= 2 and not tail[-2]:
+        tail = [*tail[:-2], tail[-1]]
+    tail = [*tail, *[""] * len(names)][: len(names)]
+    return Row(label, number, [cell or None for cell in cells], [part or None for part in tail])
+
+
+def _split_cells(text: str, count: int) -> tuple[list[str], str]:
+    """Take up to `count` cells from the left, also out of words that ran together; return them and the rest."""
+    words: list[str] = []
+    end = 0
+    for match in re.finditer(r"\S+", text):
+        if len(words) >= count:
+            break
+        run = re.match(rf"(?:X|{LINK}|{P2P})+", match[0])
+        if run is None:
+            break
+        words += _CELL.findall(run[0])
+        end = match.start() + run.end()
+        if run.end() < len(match[0]):
+            break
+    return words, text[end:]
+
+
+def _tail_by_words(
+    tail: str, text: str, label: str, matrix: Matrix, header: _Header | None
+) -> list[str | None]:
+    """Assign the words behind the cells to the affinity columns; an empty one is seen by where the next word stands."""
+    names = matrix.tail_names
+    words = [word for word in re.sub(r",\s+(?=\d)", ",", tail).split() if word]
+    if not names or not words:
+        return [None] * len(names)
+    if len(words) < len(names) and names[0] == "cpu":
+        at = len(label) + len(text) - len(tail) + len(tail) - len(tail.lstrip())
+        starts_late = header is not None and header.tail_at >= 0 and at > header.tail_at
+        if starts_late or not _CPU_LIST.match(words[0]):
+            words = ["", *words]
+    return [word or None for word in [*words, *[""] * len(names)][: len(names)]]
+
+
+def merge(matrix: Matrix, notes: list[str]) -> dict[tuple[str, str], str]:
+    """Fold a matrix over its diagonal: a cell and its mirror agree, or one of them is unknown, or neither is told."""
+    seen: dict[tuple[str, str], set[str]] = {}
+    for row in matrix.rows:
+        for column, cell in zip(matrix.columns, row.cells, strict=True):
+            if cell is not None and column != row.label:
+                a, b = sorted((row.label, column))
+                seen.setdefault((a, b), set()).add(cell)
+    folded = {}
+    for pair, values in sorted(seen.items()):
+        if len(values) == 1:
+            folded[pair] = values.pop()
+        else:
+            notes.append(f"{pair[0]} and {pair[1]}: contradictory {' and '.join(sorted(values))}")
+    return folded
+
+
+def gpu_index(label: str) -> int | None:
+    """Return the number of a GPU label; None for other devices."""
+    match = _GPU.match(label)
+    return int(match[1]) if match else None
+
+
+def nic_legend(text: str) -> dict[str, str]:
+    """Read `NIC0: mlx5_0` lines; a label with two different names is left out."""
+    names: dict[str, set[str]] = {}
+    for label, name in _legend_entries(text):
+        names.setdefault(label, set()).add(name)
+    return {label: found.pop() for label, found in names.items() if len(found) == 1}
+
+
+def _legend_entries(text: str) -> Iterator[tuple[str, str]]:
+    for match in re.finditer(r"\b(NIC\d{1,3})\s*:\s*([A-Za-z][\w.-]{1,60})", text):
+        yield match[1], match[2]

@@ -1,0 +1,1 @@
+"""One probe per file, each exporting PROBE. A new file here is a new fact about every host."""

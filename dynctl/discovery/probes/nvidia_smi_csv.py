@@ -1,0 +1,250 @@
+"""`nvidia-smi` as CSV: GPUs with their memory, and the processes that hold some of it.
+
+When the whole query fails because of one lost GPU, every GPU that the kernel module knows is asked alone.
+Columns: https://docs.nvidia.com/deploy/nvidia-smi/ (query-gpu, query-compute-apps), drivers 450 to 595.
+Pure.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from dynctl.core.command import Completed
+from dynctl.core.units import MIB
+from dynctl.discovery.facts import GpuFacts, GpuProcessFacts, SmiFacts
+from dynctl.discovery.probe import (
+    ABSENT_STATUS,
+    TIMEOUT_STATUS,
+    Probe,
+    check_smi,
+    fail,
+    text_of,
+)
+
+_SCRIPT = r"""
+command -v nvidia-smi >/dev/null 2>&1 || exit 127
+wide=index,uuid,name,pci.bus_id,memory.total,memory.used,driver_version,mig.mode.current
+narrow=index,uuid,name,pci.bus_id,memory.total,memory.used,driver_version
+ask() { nvidia-smi "$@" --format=csv,nounits; }
+echo '== gpus'
+got=$(ask --query-gpu=$wide 2>&1); status=$?
+if [ $status -ne 0 ]; then
+  more=$(ask --query-gpu=$narrow 2>&1) && { got=$more; status=0; }
+fi
+printf '%s\n' "$got"
+if [ $status -ne 0 ]; then
+  for dir in /proc/driver/nvidia/gpus/*/; do
+    [ -d "$dir" ] || continue
+    bus=${dir%/}; bus=${bus##*/}
+    echo "== gpu $bus"
+    ask -i "$bus" --query-gpu=$wide 2>&1
+  done
+fi
+echo '== processes'
+apps=$(ask --query-compute-apps=gpu_uuid,pid,process_name,used_gpu_memory 2>&1)
+printf '%s\n' "$apps"
+echo '== owners'
+printf '%s\n' "$apps" | while IFS=, read -r _ pid _; do
+  pid=$(printf '%s' "$pid" | tr -cd '0-9')
+  [ -n "$pid" ] && [ -d "/proc/$pid" ] || continue
+  user=$(stat -c %U "/proc/$pid" 2>/dev/null)
+  ours=0
+  tr '\0' '\n' 2>/dev/null <"/proc/$pid/environ" | grep -q '^DYNCTL_INCARNATION=' && ours=1
+  echo "$pid $ours $user"
+done 2>/dev/null
+exit $status
+"""
+
+_WIDE = ("index", "uuid", "name", "pci.bus_id", "memory.total", "memory.used", "driver_version", "mig.mode.current")  # fmt: skip
+_SHORT = ("uuid", "memory.total", "memory.used", "memory.free", "utilization.gpu")
+_NO_VALUE = re.compile(r"^(?:\[.*\]|N/A|ERR!|Unknown Error|)$", re.IGNORECASE)
+_ERRORS = re.compile(r"\[?(?:unknown error|gpu is lost|err!|gpu requires reset)\]?", re.IGNORECASE)
+_UUID = re.compile(r"^(?:GPU|MIG)-[0-9a-fA-F-]{8,60}$")
+_HANDLE = re.compile(
+    r"device handle for GPU\s*(\d{1,3})?:?\s*([0-9a-f:.]{7,16})?:?\s*(.{0,120})", re.IGNORECASE
+)
+
+
+def parse(done: Completed) -> SmiFacts:
+    """Read the probe's output.
+
+    Raises:
+        ProbeError: when the tool hangs, says that it cannot answer, or prints a row that is no row.
+    """
+    if done.exit_status == ABSENT_STATUS:
+        return SmiFacts(is_installed=False)
+    sections = _sections(text_of(done))
+    gpus, broken = parse_gpus("\n".join(sections.get("gpus", [])))
+    for name, lines in sections.items():
+        if name.startswith("gpu "):
+            one, one_broken = parse_gpus("\n".join(lines))
+            gpus += one
+            broken += one_broken
+    if not gpus and not broken:
+        check_smi(done)
+    if not gpus and any("device handle" in text or "lost" in text for _, text in broken):
+        check_smi(done)
+    if done.exit_status == TIMEOUT_STATUS:
+        broken = (*broken, (-1, "nvidia-smi did not end within its limit"))
+    processes, known = parse_processes("\n".join(sections.get("processes", [])))
+    owners = _owners(sections.get("owners", []))
+    return SmiFacts(
+        gpus=tuple({gpu.uuid: gpu for gpu in gpus}.values()),
+        processes=tuple(_with_owner(process, owners) for process in processes),
+        broken=tuple(dict.fromkeys(broken)),
+        are_processes_known=known,
+    )
+
+
+def _sections(text: str) -> dict[str, list[str]]:
+    """Split at `== name` lines; text before the first is the GPU list."""
+    sections: dict[str, list[str]] = {}
+    current = "gpus"
+    for line in text.split("\n"):
+        if line.startswith("== "):
+            current = line[3:].strip()
+            continue
+        sections.setdefault(current, []).append(line)
+    return sections
+
+
+def parse_gpus(text: str) -> tuple[tuple[GpuFacts, ...], tuple[tuple[int, str], ...]]:
+    """Read GPU rows, with or without a header line, with or without units; return facts and broken GPUs.
+
+    Raises:
+        ProbeError: when a line is neither a row nor a message of the tool.
+    """
+    gpus: list[GpuFacts] = []
+    broken: list[tuple[int, str]] = []
+    columns: Sequence[str] | None = None
+    for number, line in enumerate(text.split("\n"), 1):
+        cells = [cell.strip() for cell in line[:8192].split(",")]
+        if not line.strip():
+            continue
+        if named := _header(cells):
+            columns = named
+            continue
+        if fault := _HANDLE.search(line):
+            broken.append((int(fault[1]) if fault[1] else -1, line.strip()[:200]))
+            continue
+        if len(cells) < 3:
+            continue  # a message of the tool: check_smi judges it when there are no rows
+        used = columns or (_SHORT if _UUID.match(cells[0]) else _WIDE)
+        row = dict(zip(used, cells, strict=False))
+        gpu, error = _gpu(row, len(gpus), number, line)
+        if gpu is not None:
+            gpus.append(gpu)
+        if error is not None:
+            broken.append(error)
+    return tuple(gpus), tuple(broken)
+
+
+def _header(cells: Sequence[str]) -> tuple[str, ...] | None:
+    names = tuple(re.sub(r"\s*\[.*\]$", "", cell) for cell in cells)
+    known = {*_WIDE, *_SHORT, "gpu_uuid", "pid", "process_name", "used_gpu_memory", "gpu_bus_id"}
+    return names if len(names) > 1 and all(name in known for name in names) else None
+
+
+def _gpu(
+    row: dict[str, str], position: int, number: int, line: str
+) -> tuple[GpuFacts | None, tuple[int, str] | None]:
+    uuid = row.get("uuid", "")
+    index_text = row.get("index", str(position))
+    if not index_text.isascii() or not index_text.isdigit() or len(index_text) > 4:
+        raise fail("nvidia-smi --query-gpu", number, line, "the first cell is no GPU index")
+    index = int(index_text)
+    errors = [cell for cell in row.values() if _ERRORS.fullmatch(cell)]
+    if not _UUID.match(uuid):
+        if errors or _NO_VALUE.match(uuid):
+            return None, (index, f"GPU {index}: {(errors or [uuid])[0]}")
+        raise fail("nvidia-smi --query-gpu", number, line, "the second cell is no GPU UUID")
+    facts = GpuFacts(
+        index=index,
+        uuid=uuid,
+        name=_value(row.get("name")) or "unknown GPU",
+        pci_bus_id=_value(row.get("pci.bus_id")),
+        memory_bytes=_mebibytes(row.get("memory.total"), number, line),
+        memory_used_bytes=_mebibytes(row.get("memory.used"), number, line),
+        is_mig=(row.get("mig.mode.current") or "").lower() == "enabled",
+        driver_version=_value(row.get("driver_version")),
+    )
+    return facts, (index, f"GPU {index}: {errors[0]}") if errors else None
+
+
+def _value(cell: str | None) -> str | None:
+    return None if cell is None or _NO_VALUE.match(cell) else cell
+
+
+def _mebibytes(cell: str | None, number: int, line: str) -> int | None:
+    value = _value(cell)
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d{1,9})(?:\.\d+)?\s*(?:MiB)?", value)
+    if match is None:
+        raise fail("nvidia-smi", number, line, f"{value[:20]!r} is no size in MiB")
+    return int(match[1]) * MIB
+
+
+def parse_processes(text: str) -> tuple[tuple[GpuProcessFacts, ...], bool]:
+    """Read the rows of --query-compute-apps; the second value is False when the tool hides or refuses them."""
+    columns: Sequence[str] = ("gpu_uuid", "pid", "process_name", "used_gpu_memory")
+    found = []
+    is_known = True
+    for number, line in enumerate(text.split("\n"), 1):
+        cells = [cell.strip() for cell in line[:8192].split(",")]
+        if named := _header(cells):
+            columns = named
+            continue
+        if len(cells) < 2:
+            is_known = is_known and not _says_no(line)
+            continue
+        # A process name may hold commas: the surplus cells belong to it.
+        if "process_name" in columns and (surplus := len(cells) - len(columns)) > 0:
+            at = list(columns).index("process_name")
+            cells = [
+                *cells[:at],
+                ",".join(cells[at : at + surplus + 1]),
+                *cells[at + surplus + 1 :],
+            ]
+        row = dict(zip(columns, cells, strict=False))
+        pid = row.get("pid", "")
+        if not pid.isascii() or not pid.isdigit() or len(pid) > 10:
+            is_known = False
+            continue
+        name = _value(row.get("process_name"))
+        is_known = is_known and name is not None
+        found.append(
+            GpuProcessFacts(
+                gpu_uuid=row.get("gpu_uuid", ""),
+                pid=int(pid),
+                name=name,
+                memory_bytes=_mebibytes(row.get("used_gpu_memory"), number, line),
+            )
+        )
+    return tuple(found), is_known
+
+
+def _says_no(line: str) -> bool:
+    return bool(re.search(r"permission|not supported|error|failed", line, re.IGNORECASE))
+
+
+def _owners(lines: Sequence[str]) -> dict[int, tuple[bool, str | None]]:
+    return {pid: (ours, user) for pid, ours, user in _owner_rows(lines)}
+
+
+def _owner_rows(lines: Sequence[str]) -> Iterator[tuple[int, bool, str | None]]:
+    for line in lines:
+        match = re.fullmatch(r"(\d{1,10}) ([01]) ?([\w.$-]{0,64})", line.strip())
+        if match:
+            yield int(match[1]), match[2] == "1", match[3] or None
+
+
+def _with_owner(
+    process: GpuProcessFacts, owners: dict[int, tuple[bool, str | None]]
+) -> GpuProcessFacts:
+    ours, user = owners.get(process.pid, (False, None))
+    return GpuProcessFacts(
+        process.gpu_uuid, process.pid, process.name, user, process.memory_bytes, ours
+    )
+
+
+PROBE = Probe(_SCRIPT, parse)

@@ -1,0 +1,138 @@
+"""`nvidia-smi topo -m`: how every pair of GPUs and NICs is joined, and which NUMA node each GPU is near.
+
+Written from captures of drivers 384 to 580: tabs, tabs expanded, glued and cut rows, old and new headers.
+Pure.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from dynctl.core.command import Completed
+from dynctl.discovery.facts import TopoFacts
+from dynctl.discovery.matrix import Matrix, gpu_index, merge, nic_legend, read_matrices
+from dynctl.discovery.probe import ABSENT_STATUS, Probe, check_smi, fail, text_of
+
+T = TypeVar("T")
+
+_SCRIPT = """
+command -v nvidia-smi >/dev/null 2>&1 || exit 127
+exec nvidia-smi topo -m
+"""
+
+
+def parse_topo(text: str) -> TopoFacts:
+    """Read the matrix out of any text that holds one.
+
+    Raises:
+        ProbeError: when no row of a topology matrix can be found.
+    """
+    matrices = read_matrices(text)
+    topologies = [m for m in matrices if not m.is_p2p and m.rows]
+    if not topologies:
+        first = next((line for line in text.split("\n") if line.strip()), "")
+        raise fail("nvidia-smi topo -m", 1, first, "no matrix with GPU rows found")
+    notes = [note for matrix in topologies for note in matrix.notes]
+    pairs = _agree(topologies, notes)
+    gpus = sorted(
+        {c for m in topologies for c in _all_labels(m) if gpu_index(c) is not None}, key=_number
+    )
+    nics = list(
+        dict.fromkeys(c for m in topologies for c in _all_labels(m) if gpu_index(c) is None)
+    )
+    legend = nic_legend(text)
+    rows = {label: _first_tail(topologies, label) for label in gpus}
+    if missing := [
+        label for label in gpus if label not in {r.label for m in topologies for r in m.rows}
+    ]:
+        notes.append(f"no row for {', '.join(missing)}")
+    p2p = _agree([m for m in matrices if m.is_p2p], [])
+    return TopoFacts(
+        gpu_indexes=tuple(_number(label) for label in gpus),
+        links=_square(gpus, pairs),
+        nic_names=tuple(legend.get(label, label) for label in nics),
+        nic_links=tuple(tuple(_pair(pairs, gpu, nic) for nic in nics) for gpu in gpus),
+        cpu_affinity=tuple(_known(rows[label].get("cpu")) for label in gpus),
+        numa_affinity=tuple(_known(rows[label].get("numa")) for label in gpus),
+        gpu_numa_id=tuple(_integer(rows[label].get("gpu_numa")) for label in gpus),
+        p2p=_square(gpus, p2p) if p2p else (),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _all_labels(matrix: Matrix) -> Sequence[str]:
+    return matrix.columns
+
+
+def _number(label: str) -> int:
+    index = gpu_index(label)
+    assert index is not None
+    return index
+
+
+def _agree(matrices: Sequence[Matrix], notes: list[str]) -> dict[tuple[str, str], str]:
+    """Merge several matrices of one host. `topo -mp` leaves NVLink out, so a matrix with NVLink stands over one without."""
+    agreed: dict[tuple[str, str], str] = {}
+    doubtful: set[tuple[str, str]] = set()
+    folded = [merge(matrix, notes) for matrix in matrices]
+    has_nvlink = [any(cell.startswith("NV") for cell in pairs.values()) for pairs in folded]
+    for pairs, nvlink in sorted(zip(folded, has_nvlink, strict=True), key=lambda both: not both[1]):
+        for pair, cell in pairs.items():
+            known = agreed.setdefault(pair, cell)
+            if known != cell and not (known.startswith("NV") and not nvlink):
+                doubtful.add(pair)
+    for pair in sorted(doubtful):
+        notes.append(f"{pair[0]} and {pair[1]}: two matrices disagree")
+        del agreed[pair]
+    return agreed
+
+
+def _pair(pairs: dict[tuple[str, str], str], one: str, other: str) -> str | None:
+    a, b = sorted((one, other))
+    return pairs.get((a, b))
+
+
+def _square(
+    gpus: Sequence[str], pairs: dict[tuple[str, str], str]
+) -> tuple[tuple[str | None, ...], ...]:
+    return tuple(tuple("X" if a == b else _pair(pairs, a, b) for b in gpus) for a in gpus)
+
+
+def _first_tail(matrices: Sequence[Matrix], label: str) -> dict[str, str | None]:
+    """The affinity cells of a GPU; rows that say different things leave the cell unknown."""
+    found: dict[str, set[str]] = {}
+    for matrix in matrices:
+        for row in matrix.rows:
+            if row.label == label:
+                for name, cell in zip(matrix.tail_names, row.tail, strict=False):
+                    if cell is not None:
+                        found.setdefault(name, set()).add(cell)
+    return {name: cells.pop() for name, cells in found.items() if len(cells) == 1}
+
+
+def _known(cell: str | None) -> str | None:
+    return cell if cell is not None and cell[:1].isdigit() else None
+
+
+def _integer(cell: str | None) -> int | None:
+    return (
+        int(cell)
+        if cell is not None and cell.isascii() and cell.isdigit() and len(cell) < 6
+        else None
+    )
+
+
+def parse(done: Completed) -> TopoFacts:
+    """Read the probe's output; no tool and no GPUs is an empty answer, not an error.
+
+    Raises:
+        ProbeError: when the tool failed or its matrix cannot be found.
+    """
+    if done.exit_status == ABSENT_STATUS:
+        return TopoFacts((), ())
+    text = text_of(done)
+    if not read_matrices(text):
+        check_smi(done)
+    return parse_topo(text)
+
+
+PROBE = Probe(_SCRIPT, parse)
