@@ -20,7 +20,10 @@ class BlockStored:
     block_size: int
     lora_name: str | None = None
     extra_keys: tuple[object, ...] | None = None
+    """Per block: None, or the keys that separate it from equal tokens (LoRA name, cache salt, image hashes)."""
     medium: str | None = None
+    group_idx: int = 0
+    """Which group of layers, in models that mix attention kinds; group 0 stands for the prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class BlockRemoved:
 
     block_hashes: tuple[EngineBlockHash, ...]
     medium: str | None = None
+    group_idx: int = 0
 
 
 @dataclass(frozen=True, slots=True)

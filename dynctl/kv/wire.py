@@ -1,0 +1,209 @@
+"""Frames from relay to router: a snapshot of block hashes, then deltas and heartbeats, length-prefixed.
+
+    frame   := length u32 big-endian (of the rest) · kind u8 · header length u16 big-endian · header · body
+    header  := msgpack array, body := hashes as little-endian u64 words
+
+Not here: sockets, engine events. Pure.
+"""
+
+import sys
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from dynctl.errors import DynctlError
+
+MAX_FRAME_BYTES = 4 * 1024**2
+MAX_HASHES_PER_FRAME = 262_144
+"""2 MiB of hashes; larger snapshots go on as deltas with the snapshot's sequence number."""
+
+_LENGTH_BYTES = 4
+_IS_LITTLE = sys.byteorder == "little"
+
+
+class WireError(DynctlError):
+    """Raised when a frame is malformed or too large: the stream cannot be read on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything one rank has cached at `seq`; replaces what was known of it."""
+
+    incarnation: str
+    seq: int
+    block_size: int
+    hashes: Sequence[int]
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A net change up to `seq`: apply `cleared` first, then `removed`, then `stored`."""
+
+    incarnation: str
+    seq: int
+    stored: Sequence[int]
+    removed: Sequence[int]
+    cleared: bool = False
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Nothing happened; `is_stale` says that the relay itself is missing events just now."""
+
+    incarnation: str
+    seq: int
+    rank: int = 0
+    is_stale: bool = False
+
+
+Frame = Snapshot | Delta | Heartbeat
+
+
+class _SnapshotHeader(msgspec.Struct, array_like=True):
+    incarnation: str
+    seq: int
+    rank: int
+    block_size: int
+
+
+class _DeltaHeader(msgspec.Struct, array_like=True):
+    incarnation: str
+    seq: int
+    rank: int
+    num_stored: int
+    num_removed: int
+    cleared: bool
+
+
+class _HeartbeatHeader(msgspec.Struct, array_like=True):
+    incarnation: str
+    seq: int
+    rank: int
+    is_stale: bool
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_snapshot_header = msgspec.msgpack.Decoder(_SnapshotHeader)
+_delta_header = msgspec.msgpack.Decoder(_DeltaHeader)
+_heartbeat_header = msgspec.msgpack.Decoder(_HeartbeatHeader)
+
+
+def encode(frame: Frame) -> bytes:
+    """Write one frame; more hashes than a frame holds are split into several, back to back."""
+    return b"".join(_encode_one(part) for part in _split(frame))
+
+
+class FrameReader:
+    """Cuts a byte stream into frames, however it was split on the way."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Take bytes and return the frames they complete.
+
+        Raises:
+            WireError: when a frame is malformed or larger than any we send.
+        """
+        rest = self._rest
+        rest += data
+        frames: list[Frame] = []
+        start = 0
+        while len(rest) - start >= _LENGTH_BYTES:
+            length = int.from_bytes(rest[start : start + _LENGTH_BYTES], "big")
+            if length > MAX_FRAME_BYTES:
+                raise WireError(f"a frame of {length} bytes, more than {MAX_FRAME_BYTES}")
+            end = start + _LENGTH_BYTES + length
+            if len(rest) < end:
+                break
+            frames.append(_decode_one(bytes(rest[start + _LENGTH_BYTES : end])))
+            start = end
+        del rest[:start]
+        return frames
+
+
+def _split(frame: Frame) -> Iterator[Frame]:
+    """Yield frames of at most MAX_HASHES_PER_FRAME hashes that mean the same."""
+    match frame:
+        case Snapshot(incarnation, seq, block_size, hashes, rank):
+            size = MAX_HASHES_PER_FRAME
+            yield Snapshot(incarnation, seq, block_size, hashes[:size], rank)
+            for start in range(size, len(hashes), size):
+                yield Delta(incarnation, seq, hashes[start : start + size], (), rank=rank)
+        case Delta(incarnation, seq, stored, removed, cleared, rank):
+            half = MAX_HASHES_PER_FRAME // 2
+            if len(stored) <= half and len(removed) <= half:
+                yield frame
+                return
+            if cleared:
+                yield Delta(incarnation, seq, (), (), True, rank)
+            for start in range(0, len(removed), half):
+                yield Delta(incarnation, seq, (), removed[start : start + half], rank=rank)
+            for start in range(0, len(stored), half):
+                yield Delta(incarnation, seq, stored[start : start + half], (), rank=rank)
+        case Heartbeat():
+            yield frame
+
+
+def _encode_one(frame: Frame) -> bytes:
+    match frame:
+        case Snapshot(incarnation, seq, block_size, hashes, rank):
+            kind, header = b"S", _pack(_SnapshotHeader(incarnation, seq, rank, block_size))
+            body = _words(hashes)
+        case Delta(incarnation, seq, stored, removed, cleared, rank):
+            kind = b"D"
+            header = _pack(_DeltaHeader(incarnation, seq, rank, len(stored), len(removed), cleared))
+            body = _words(stored) + _words(removed)
+        case Heartbeat(incarnation, seq, rank, is_stale):
+            kind, header = b"H", _pack(_HeartbeatHeader(incarnation, seq, rank, is_stale))
+            body = b""
+    rest = kind + len(header).to_bytes(2, "big") + header + body
+    return len(rest).to_bytes(_LENGTH_BYTES, "big") + rest
+
+
+def _decode_one(data: bytes) -> Frame:
+    """Read one frame without its length.
+
+    Raises:
+        WireError: when the kind is unknown, or header and body do not fit together.
+    """
+    header_end = 3 + int.from_bytes(data[1:3], "big")
+    header, body = data[3:header_end], data[header_end:]
+    try:
+        match data[:1]:
+            case b"S":
+                s = _snapshot_header.decode(header)
+                return Snapshot(s.incarnation, s.seq, s.block_size, _numbers(body), s.rank)
+            case b"D":
+                d = _delta_header.decode(header)
+                numbers = _numbers(body)
+                if d.num_stored < 0 or d.num_stored + d.num_removed != len(numbers):
+                    raise WireError(f"a delta with {len(numbers)} hashes")
+                stored, removed = numbers[: d.num_stored], numbers[d.num_stored :]
+                return Delta(d.incarnation, d.seq, stored, removed, d.cleared, d.rank)
+            case b"H":
+                h = _heartbeat_header.decode(header)
+                return Heartbeat(h.incarnation, h.seq, h.rank, h.is_stale)
+            case kind:
+                raise WireError(f"a frame of unknown kind {kind!r}")
+    except (msgspec.DecodeError, ValueError) as error:
+        raise WireError(f"a malformed frame: {error}") from error
+
+
+def _words(hashes: Iterable[int]) -> bytes:
+    words = array("Q", hashes)
+    if not _IS_LITTLE:
+        words.byteswap()
+    return words.tobytes()
+
+
+def _numbers(body: bytes) -> list[int]:
+    words = array("Q")
+    words.frombytes(body)  # ValueError when it is no whole number of words
+    if not _IS_LITTLE:
+        words.byteswap()
+    return words.tolist()

@@ -1,0 +1,208 @@
+import asyncio
+import json
+from pathlib import Path
+
+import zmq
+
+from dynctl.core.kv import BlockRemoved
+from dynctl.kv.events import EventBatch
+from dynctl.kv.publisher import BUFFER_STEPS, END_SEQ, EventPublisher
+from dynctl.kv.reader import MAX_ERRORS_PER_MINUTE, KvEventReader
+
+CAPTURES = Path(__file__).parent / "captures"
+
+
+class Sink:
+    def __init__(self):
+        self.got, self.num_resets, self.failure = [], 0, None
+        self.changed = asyncio.Event()
+
+    def on_batch(self, seq, batch):
+        self.got.append((seq, batch.events[0].block_hashes[0]))
+        self.changed.set()
+
+    def on_reset(self):
+        self.got.clear()
+        self.num_resets += 1
+        self.changed.set()
+
+    def on_failed(self, reason):
+        self.failure = reason
+        self.changed.set()
+
+    async def until(self, is_so):
+        async with asyncio.timeout(20):
+            while not is_so():
+                self.changed.clear()
+                await self.changed.wait()
+
+
+def batch(number):
+    return EventBatch(0.0, (BlockRemoved((number,), "GPU"),))
+
+
+def endpoints(folder):
+    return f"ipc://{folder}/kv", f"ipc://{folder}/replay"
+
+
+def test_a_reader_that_joins_late_gets_everything_in_order(tmp_path, zmq_context):
+    async def main():
+        sink = Sink()
+        publisher = EventPublisher(*endpoints(tmp_path), "kv@a", context=zmq_context)
+        publisher.start()
+        for i in range(500):
+            publisher.publish(batch(i))
+        reader = KvEventReader(*endpoints(tmp_path), "kv@a", sink, context=zmq_context)
+        reader.start()
+        await sink.until(lambda: len(sink.got) == 500)
+        for i in range(500, 1500):
+            publisher.publish(batch(i))
+            if i % 100 == 0:
+                await asyncio.sleep(0)
+        await sink.until(lambda: len(sink.got) == 1500)
+        reader.close()
+        publisher.close()
+
+        assert sink.got == [(i, i) for i in range(1500)]
+        assert reader.is_stale
+
+    asyncio.run(main())
+
+
+def test_messages_lost_on_the_way_are_replayed(tmp_path, zmq_context):
+    """The live socket here is a second publisher that leaves out batches; the replay socket has them all."""
+
+    async def main():
+        sink = Sink()
+        full = EventPublisher(
+            f"ipc://{tmp_path}/full", f"ipc://{tmp_path}/replay", "t", context=zmq_context
+        )
+        full.start()
+        live = zmq_context.socket(zmq.PUB)
+        live.bind(f"ipc://{tmp_path}/kv")
+        reader = KvEventReader(*endpoints(tmp_path), "t", sink, context=zmq_context)
+        reader.start()
+        await asyncio.sleep(0.2)  # the subscription reaches the publisher
+        for i in range(40):
+            full.publish(batch(i))
+            if i % 7 == 3 or i == 39:
+                live.send_multipart([b"t", i.to_bytes(8, "big"), full._buffer[-1][1]])
+        await sink.until(lambda: len(sink.got) == 40)
+        reader.close()
+        full.close()
+        live.close(linger=0)
+
+        assert sink.got == [(i, i) for i in range(40)]
+        assert sink.num_resets == 0
+        assert reader.counts.num_gaps >= 1
+
+    asyncio.run(main())
+
+
+def test_a_restarted_engine_on_the_same_endpoints_replaces_the_old_one(tmp_path, zmq_context):
+    async def main():
+        sink = Sink()
+        first = EventPublisher(*endpoints(tmp_path), "", context=zmq_context)
+        first.start()
+        reader = KvEventReader(*endpoints(tmp_path), "", sink, context=zmq_context)
+        reader.start()
+        for i in range(5):
+            first.publish(batch(i))
+        await sink.until(lambda: len(sink.got) == 5)
+        first.close()
+        second = EventPublisher(*endpoints(tmp_path), "", context=zmq_context)
+        second.start()
+        async with asyncio.timeout(20):
+            number = 100
+            while (0, 100) not in sink.got:
+                second.publish(batch(number))
+                number += 1
+                await asyncio.sleep(0.05)
+        reader.close()
+        second.close()
+
+        assert sink.num_resets == 1
+        assert all(value >= 100 for _, value in sink.got)
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_starts_later_is_found(tmp_path, zmq_context):
+    async def main():
+        sink = Sink()
+        reader = KvEventReader(*endpoints(tmp_path), "", sink, context=zmq_context)
+        reader.start()
+        await asyncio.sleep(0.1)
+        publisher = EventPublisher(*endpoints(tmp_path), "", context=zmq_context)
+        publisher.start()
+        publisher.publish(batch(0))
+        await sink.until(lambda: sink.got == [(0, 0)])
+        reader.close()
+        publisher.close()
+
+    asyncio.run(main())
+
+
+def test_a_source_of_garbage_is_given_up(tmp_path, zmq_context):
+    async def main():
+        sink = Sink()
+        live = zmq_context.socket(zmq.PUB)
+        live.bind(f"ipc://{tmp_path}/kv")
+        reader = KvEventReader(f"ipc://{tmp_path}/kv", None, "", sink, context=zmq_context)
+        reader.start()
+        await asyncio.sleep(0.2)
+        for i in range(3 * MAX_ERRORS_PER_MINUTE):
+            live.send_multipart(
+                [b"", i.to_bytes(8, "big"), b"\xc1 garbage"] if i % 2 else [b"one frame"]
+            )
+        await sink.until(lambda: sink.failure is not None)
+        reader.close()
+        live.close(linger=0)
+
+        assert reader.num_errors == MAX_ERRORS_PER_MINUTE + 1
+        assert sink.got == []
+
+    asyncio.run(main())
+
+
+def test_replay_answers_in_the_shape_of_the_capture(tmp_path, zmq_context):
+    """Frames as vLLM 0.32 sends them: ["", topic, seq, payload]*, then ["", "", ff*8, ""]."""
+    lines = [
+        json.loads(line)
+        for line in (CAPTURES / "kv_events_replay_sample.jsonl").read_text().splitlines()
+    ]
+
+    async def main():
+        publisher = EventPublisher(*endpoints(tmp_path), "kv@w1", context=zmq_context)
+        publisher.start()
+        for i in range(5):
+            publisher.publish(batch(i))
+        dealer = zmq_context.socket(zmq.DEALER)
+        dealer.connect(f"ipc://{tmp_path}/replay")
+        dealer.send_multipart([b"", (3).to_bytes(8, "big")])
+        got = []
+        async with asyncio.timeout(10):
+            while not got or got[-1][2] != END_SEQ:
+                await asyncio.sleep(0.01)
+                while dealer.poll(0):
+                    got.append(dealer.recv_multipart())
+        dealer.close(linger=0)
+        publisher.close()
+
+        assert [frame.hex() for frame in got[-1]] == lines[-1]["end"]
+        assert [(f[0], f[1].decode(), int.from_bytes(f[2], "big")) for f in got[:-1]] == [
+            (b"", "kv@w1", 3),
+            (b"", "kv@w1", 4),
+        ]
+        assert [len(f) for f in got[0][1:3]] == lines[0]["frames"][:2]
+
+    asyncio.run(main())
+
+
+def test_the_replay_buffer_is_bounded(tmp_path, zmq_context):
+    publisher = EventPublisher(f"ipc://{tmp_path}/kv", None, context=zmq_context)
+    for i in range(BUFFER_STEPS + 50):
+        publisher.publish(batch(i))
+
+    assert len(publisher._buffer) == BUFFER_STEPS
+    publisher.close()

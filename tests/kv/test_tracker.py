@@ -1,0 +1,175 @@
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynctl.core.kv import AllBlocksCleared, BlockRemoved, BlockStored
+from dynctl.kv.events import decode
+from dynctl.kv.hashing import BlockHasher, namespace
+from dynctl.kv.tracker import MAX_ORPHANS, ORPHAN_AGE_S, BlockTracker
+
+HASHER = BlockHasher(b"seed", 2)
+
+
+def follow(known, delta):
+    """Apply a delta as a router does."""
+    if delta.cleared:
+        known.clear()
+    known.difference_update(delta.removed)
+    known.update(delta.stored)
+
+
+def test_stored_blocks_have_the_hashes_of_the_prompt_they_came_from(stored):
+    delta = BlockTracker(HASHER).apply(
+        [stored([11, 12]), stored([13], parent=12, first_token=4)], 0
+    )
+
+    assert delta.stored == HASHER.prompt(range(6)).hashes()
+
+
+def test_captured_events_hash_like_the_tokens_they_carry(capture, payload_of):
+    hasher = BlockHasher(b"", 128)
+    tracker, tokens_of = BlockTracker(hasher), {}
+    for line in capture:
+        for event in decode(payload_of(line)).events:
+            delta = tracker.apply([event], 0)
+            if not isinstance(event, BlockStored):
+                continue
+            if event.parent_block_hash is not None and event.parent_block_hash not in tokens_of:
+                continue  # the capture begins after its parent
+            ids = list(tokens_of.get(event.parent_block_hash, ()))
+            salt = (event.extra_keys or [None])[0]
+            space = namespace(keys=tuple(salt)) if salt and not ids else b""
+            for i, handle in enumerate(event.block_hashes):
+                tokens_of[handle] = ids + list(event.token_ids[: (i + 1) * 128])
+            if space or not ids:
+                whole = hasher.prompt(tokens_of[event.block_hashes[-1]], space).hashes()
+                assert delta.stored in (whole, [])
+
+
+def test_lora_and_salt_separate_equal_tokens_and_are_inherited(stored):
+    plain = stored([1, 2])
+    salted = stored([3, 4], extra_keys=(["tenant"], None))
+    lora = stored([5, 6], lora_name="sql", extra_keys=(["sql", "tenant"], ["sql"]))
+    hashes = [BlockTracker(HASHER).apply([event], 0).stored for event in (plain, salted, lora)]
+    prompt = range(4)
+
+    assert hashes[0] == HASHER.prompt(prompt).hashes()
+    assert hashes[1] == HASHER.prompt(prompt, namespace(keys=("tenant",))).hashes()
+    assert hashes[2] == HASHER.prompt(prompt, namespace("sql", ("tenant",))).hashes()
+
+
+def test_applying_events_twice_changes_nothing(stored, removed):
+    tracker = BlockTracker(HASHER)
+    events = [stored([1, 2]), stored([3], parent=2, first_token=9), removed(3)]
+    tracker.apply(events[:2], 0)
+    before = tracker.snapshot()
+
+    assert tracker.apply(events[:2], 0).is_empty
+    assert tracker.snapshot() == before
+    tracker.apply(events[2:], 0)
+    assert tracker.apply(events[2:], 0).is_empty
+    assert tracker.counts.num_unknown_removed == 1
+
+
+def test_a_batch_is_reported_as_its_net_change(stored, removed):
+    tracker = BlockTracker(HASHER)
+    tracker.apply([stored([1])], 0)
+
+    assert tracker.apply([removed(1), stored([1])], 0).is_empty
+    assert tracker.apply([stored([2], first_token=8), removed(2)], 0).is_empty
+    delta = tracker.apply([AllBlocksCleared(), stored([2], first_token=8)], 0)
+    assert (delta.cleared, len(delta.stored), delta.removed) == (True, 1, [])
+
+
+def test_a_child_waits_for_its_parent_then_joins(stored, removed):
+    tracker = BlockTracker(HASHER)
+    assert tracker.apply([stored([3, 4], parent=2, first_token=4), removed(4)], 0).is_empty
+    delta = tracker.apply([stored([1, 2])], 1)
+
+    assert delta.stored == HASHER.prompt(range(8)).hashes()[:3]
+    assert tracker.num_orphans == 0
+
+
+def test_a_child_without_parent_is_dropped_after_a_while(stored):
+    tracker = BlockTracker(HASHER)
+    tracker.apply([stored([3], parent=2)], 0)
+    tracker.apply([], ORPHAN_AGE_S + 1)
+
+    assert (tracker.num_orphans, tracker.counts.num_orphans_dropped) == (0, 1)
+    assert tracker.apply([stored([2], first_token=9)], 9).stored == HASHER.prompt([9, 10]).hashes()
+
+
+def test_waiting_children_are_bounded(stored):
+    tracker = BlockTracker(HASHER)
+    tracker.apply([stored([-i], parent=i) for i in range(1, 3 * MAX_ORPHANS)], 0)
+
+    assert tracker.num_orphans <= MAX_ORPHANS
+
+
+def test_slower_tiers_and_other_layer_groups_are_left_out(stored):
+    tracker = BlockTracker(HASHER)
+    delta = tracker.apply(
+        [
+            stored([1], medium="CPU"),
+            stored([1], group_idx=1),
+            BlockRemoved((1,), "CPU"),
+            BlockRemoved((1,), None, 1),
+        ],
+        0,
+    )
+
+    assert delta.is_empty
+    assert tracker.counts.num_other_tier == 4
+
+
+def test_a_handle_given_to_another_prefix_moves(stored):
+    tracker = BlockTracker(HASHER)
+    tracker.apply([stored([1])], 0)
+    delta = tracker.apply([stored([1], first_token=40)], 0)
+
+    assert delta.removed == HASHER.prompt([0, 1]).hashes()
+    assert delta.stored == HASHER.prompt([40, 41]).hashes()
+
+
+def test_reset_forgets_everything(stored):
+    tracker = BlockTracker(HASHER)
+    tracker.apply([stored([1]), stored([5], parent=4)], 0)
+
+    assert tracker.reset().cleared
+    assert (len(tracker), tracker.num_orphans, tracker.snapshot()) == (0, 0, [])
+
+
+@settings(max_examples=150)
+@given(st.integers(0, 2**32), st.integers(1, 60))
+def test_deltas_add_up_to_a_reference_dictionary(seed, num_steps):
+    """Random trees of prefixes, removals, doubles and clears: a follower of deltas equals snapshot and reference."""
+    rnd = random.Random(seed)
+    tracker, known, reference = BlockTracker(HASHER), set(), {}
+    prefixes = {None: ()}
+    for _ in range(num_steps):
+        batch = []
+        for _ in range(rnd.randrange(1, 4)):
+            kind = rnd.random()
+            if kind < 0.6:
+                parent = rnd.choice([None, *reference])
+                ids = tuple(rnd.randrange(3) for _ in range(2 * rnd.randrange(1, 4)))
+                whole = prefixes[parent] + ids
+                handles = []
+                for end in range(len(prefixes[parent]) + 2, len(whole) + 1, 2):
+                    handle = hash(("engine", whole[:end])) & (2**64 - 1)
+                    prefixes[handle] = whole[:end]
+                    reference[handle] = HASHER.prompt(whole[:end]).hash_at(end // 2)
+                    handles.append(handle)
+                batch.append(BlockStored(tuple(handles), parent, ids, 2))
+            elif kind < 0.95:
+                handle = rnd.choice([*reference, 12345])
+                reference.pop(handle, None)
+                batch.append(BlockRemoved((handle,)))
+            else:
+                reference.clear()
+                batch.append(AllBlocksCleared())
+        follow(known, tracker.apply(batch, 0))
+
+        assert known == set(reference.values())
+        assert sorted(tracker.snapshot()) == sorted(known)
