@@ -53,7 +53,8 @@ def _host_steps(goal: HostGoal, state: HostState) -> list[Step]:
 
 def unit_changes(wish: HostSlice, state: HostState) -> list[tuple[str, bool]]:
     """Say for each unit what changes and whether that stops something: `+` new, `~` restart, `-` removed."""
-    wanted = {unit.id: spec_digest(unit) for unit in (*wish.engines, *wish.routers)}
+    wanted = {engine.id: spec_digest(engine) for engine in wish.engines}
+    wanted |= {router.id: spec_digest(router) for router in wish.routers}
     if wish.relay is not None:
         wanted[RELAY_ID] = spec_digest(wish.relay)
     running = {unit.id: unit for unit in state.status.units} if state.status else {}

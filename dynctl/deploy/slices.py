@@ -151,7 +151,7 @@ def _router(
         deployment=planned.name,
         served_names=(served_name(wish),),
         policy=planned.router.policy,
-        tokenizer=_tokenizer(plan, planned, wish, ground),
+        tokenizer=_tokenizer(planned, wish, ground),
         block_hash_seed=block_hash_seed(plan.cluster, planned.name),
         relays=relays,
         tls=tls,
@@ -164,9 +164,7 @@ def _router(
     return RouterUnit(f"{planned.name}-router", planned.name, content, planned.router.listen)
 
 
-def _tokenizer(
-    plan: Plan, planned: PlannedDeployment, wish: DeploymentWish, ground: Ground
-) -> str | None:
+def _tokenizer(planned: PlannedDeployment, wish: DeploymentWish, ground: Ground) -> str | None:
     host_name = planned.router.host_name
     place = ground.places[host_name]
     if wish.tokenizer is not None:

@@ -5,6 +5,7 @@ Runs on the host, standard library only. IO: files, processes, systemctl.
 
 import json
 import os
+import pwd
 import signal
 import socket
 import subprocess
@@ -124,15 +125,30 @@ def start_session(root: Path, wish: dict[str, str]) -> str:
     return f"the agent did not answer within {START_TIMEOUT_S:.0f} s"
 
 
+def ensure_linger() -> str:
+    """Let this user's units live on after logout; answers a note when the host does not allow it."""
+    user = pwd.getpwuid(os.getuid()).pw_name
+    if Path(f"/var/lib/systemd/linger/{user}").exists():
+        return ""
+    done = subprocess.run(
+        ["loginctl", "enable-linger"], capture_output=True, text=True, timeout=20, check=False
+    )
+    if done.returncode == 0:
+        return ""
+    return f"engines end when {user} logs out, because lingering is off: sudo loginctl enable-linger {user}"
+
+
 def main() -> None:
     """Do what `action` says and print the outcome."""
     wish = json.loads(sys.argv[1])
     root = Path(wish["root"])
-    error = ""
+    error = note = ""
     if wish["action"] == "start":
+        if wish["scope"] == "user":
+            note = ensure_linger()
         error = start_session(root, wish) if wish["scope"] == "none" else start_unit(wish)
         if not error:
-            keep = {name: wish[name] for name in ("scope", "unit", "bundle_path")}
+            keep = {name: wish[name] for name in ("scope", "unit", "bundle_path", "python")}
             (root / "launch.json").write_text(json.dumps(keep))
     elif wish["scope"] == "none":
         stop_session(root)
@@ -141,7 +157,7 @@ def main() -> None:
         unit_path(wish["scope"], wish["unit"]).unlink(missing_ok=True)
         systemctl(wish["scope"], "daemon-reload")
         systemctl(wish["scope"], "reset-failed", wish["unit"])
-    print(json.dumps({"error": error, "socket": socket_path(root)}))
+    print(json.dumps({"error": error, "note": note, "socket": socket_path(root)}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,238 @@
+"""Taking the steps: bundles and files first on all hosts at once, then slices, then waiting until all is ready.
+
+Stops at the first failure and says what was done; every step can be taken again. IO: ssh, HTTP.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+
+from dynctl.agents.client import AgentClient
+from dynctl.agents.protocol import AgentStatus
+from dynctl.core.deployment import EngineState, UnitStatus
+from dynctl.core.inventory import HostEntry, Inventory
+from dynctl.core.text import clean
+from dynctl.core.units import format_seconds
+from dynctl.deploy.bundle import Bundle, Target, make_bundle
+from dynctl.deploy.goals import Goals
+from dynctl.deploy.launch import start_agent
+from dynctl.deploy.observe import PROGRAM_TIMEOUT_S, Seat, call
+from dynctl.deploy.reach import open_agent
+from dynctl.deploy.remove import take_down
+from dynctl.deploy.steps import HostState, Step, StepKind
+from dynctl.errors import DeployError, DynctlError, ExitCode
+from dynctl.remote.fleet import Fleet
+from dynctl.remote.port import Remote
+
+READY_TIMEOUT_S = 1800.0
+"""Loading weights from a cold disk takes this long at most; engines have deadlines of their own."""
+HEARTBEAT_S = 10.0
+POLL_S = 0.25
+MAX_TOKENIZER_BYTES = 64 * 1024**2
+
+Tell = Callable[[str, str, str], None]
+"""Called with host, step and text at every change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a deploy works with."""
+
+    inventory: Inventory
+    fleet: Fleet
+    seats: Mapping[str, Seat]
+    goals: Goals
+    states: Mapping[str, HostState]
+    tell: Tell
+
+
+async def apply(work: Work, steps: Sequence[Step], fence: int) -> dict[str, AgentStatus]:
+    """Take the steps and wait until every unit is ready.
+
+    Raises:
+        DeployError: exit 3 when some hosts failed, 6 when a unit does not become ready; says what was done.
+    """
+    wanted = {name: [s for s in steps if s.host_name == name] for name in work.goals.hosts}
+    bundles = await _bundles(work, steps)
+    generation = 1 + max((s.status.generation for s in work.states.values() if s.status), default=0)
+
+    async def prepare(entry: HostEntry, remote: Remote) -> None:
+        for step in wanted[entry.name]:
+            if step.kind is not StepKind.SLICE:
+                started = time.monotonic()
+                await _prepare_step(work, step, entry, remote, bundles)
+                work.tell(
+                    entry.name,
+                    step.kind.value,
+                    f"ok  {step.detail}  {format_seconds(time.monotonic() - started)}",
+                )
+
+    _raise_failures(work, await work.fleet.map(prepare, list(wanted)), "prepared")
+    retired = sorted({step.host_name for step in steps if step.kind is StepKind.RETIRE})
+    _raise_failures(
+        work, await take_down(work.inventory, work.fleet, work.tell, hosts=retired), "cleared"
+    )
+    async with AsyncExitStack() as stack:
+        clients: dict[str, AgentClient] = {}
+        for name in wanted:
+            agent = open_agent(work.inventory.host(name), work.fleet.remote(name), work.inventory)
+            clients[name] = await stack.enter_async_context(agent)
+
+        async def send(entry: HostEntry, _: Remote) -> None:
+            for step in wanted[entry.name]:
+                if step.kind is StepKind.SLICE:
+                    await _send_slice(work, step, clients[entry.name], generation, fence)
+
+        _raise_failures(work, await work.fleet.map(send, list(wanted)), "told what to run")
+        return await wait_ready(clients, work.tell)
+
+
+async def wait_ready(clients: Mapping[str, AgentClient], tell: Tell) -> dict[str, AgentStatus]:
+    """Wait until every unit of every host is ready, telling each change and, every 10 s, what is waited for.
+
+    Raises:
+        DeployError: exit 6 when a unit failed for good, or time ran out.
+    """
+    started = time.monotonic()
+    told: dict[str, EngineState] = {}
+    last_told = started
+    while True:
+        statuses = {name: await client.status() for name, client in clients.items()}
+        units = [(name, unit) for name, status in statuses.items() for unit in status.units]
+        for name, unit in units:
+            if told.get(unit.id) is not unit.state:
+                told[unit.id] = unit.state
+                tell(name, unit.id, _state_text(unit))
+                last_told = time.monotonic()
+        failed = [(name, unit) for name, unit in units if unit.state is EngineState.FAILED]
+        if failed:
+            name, unit = failed[0]
+            raise DeployError(
+                f"{name}: {unit.id} failed: {clean(unit.last_error, 300) or 'no reason given'}",
+                f"dynctl logs {unit.id}; then correct it and run dynctl up again, or dynctl down",
+                code=ExitCode.GATE,
+            )
+        waiting = [
+            f"{unit.id} {unit.state.value}"
+            for _, unit in units
+            if unit.state is not EngineState.READY
+        ]
+        if not waiting:
+            return statuses
+        now = time.monotonic()
+        if now - started > READY_TIMEOUT_S:
+            raise DeployError(
+                f"not ready after {format_seconds(READY_TIMEOUT_S)}: {', '.join(waiting)}",
+                "dynctl status; dynctl logs UNIT",
+                code=ExitCode.GATE,
+            )
+        if now - last_told > HEARTBEAT_S:
+            tell(
+                "",
+                "wait",
+                f"{', '.join(waiting)}, {format_seconds(now - started)} of {format_seconds(READY_TIMEOUT_S)}",
+            )
+            last_told = now
+        await asyncio.sleep(POLL_S)
+
+
+def _state_text(unit: UnitStatus) -> str:
+    error = (
+        f"  {clean(unit.last_error, 200)}"
+        if unit.last_error and unit.state is not EngineState.READY
+        else ""
+    )
+    return f"{unit.state.value}{error}"
+
+
+async def _bundles(work: Work, steps: Sequence[Step]) -> dict[Target, Bundle]:
+    needed = {work.goals.targets[s.host_name] for s in steps if s.kind is StepKind.BUNDLE}
+    bundles = {}
+    for target in sorted(needed, key=lambda t: t.tag):
+        started = time.monotonic()
+        bundles[target] = await make_bundle(target)
+        text = (
+            f"{bundles[target].digest} for {target.tag}, {bundles[target].num_bytes / 1e6:.1f} MB"
+        )
+        work.tell("", "bundle", f"{text}  {format_seconds(time.monotonic() - started)}")
+    return bundles
+
+
+async def _prepare_step(
+    work: Work, step: Step, entry: HostEntry, remote: Remote, bundles: Mapping[Target, Bundle]
+) -> None:
+    seat = work.seats[entry.name]
+    if step.kind is StepKind.BUNDLE:
+        await _install(seat, remote, bundles[work.goals.targets[entry.name]])
+    elif step.kind is StepKind.FILES:
+        await _put_files(work, entry.name, remote)
+    elif step.kind is StepKind.AGENT:
+        note = await start_agent(work.inventory, seat, remote, work.goals.hosts[entry.name].bundle)
+        if note:
+            work.tell(entry.name, "agent", note)
+
+
+async def _install(seat: Seat, remote: Remote, bundle: Bundle) -> None:
+    root = seat.place.root
+    await remote.put(f"{root}/.dynctl-root", b"made by dynctl\n")
+    await remote.put(f"{root}/incoming/{bundle.digest}.tar.gz", bundle.path)
+    answer = await call(
+        remote, seat.python, "install", {"root": root, "digest": bundle.digest}, PROGRAM_TIMEOUT_S
+    )
+    if "error" in answer:
+        raise DeployError(
+            f"{remote.name}: {clean(answer['error'])}", "free some space and run dynctl up again"
+        )
+
+
+async def _put_files(work: Work, host_name: str, remote: Remote) -> None:
+    root = work.seats[host_name].place.root
+    found = dict(work.states[host_name].files)
+    wanted = dict(work.goals.hosts[host_name].files)
+    await remote.put(f"{root}/.dynctl-root", b"made by dynctl\n")
+    for path, content in work.goals.content[host_name].items():
+        if found.get(path) != wanted[path]:
+            await remote.put(f"{root}/{path}", content)
+    for path, copy in work.goals.copies.get(host_name, {}).items():
+        if found.get(path) != copy.digest:
+            content = await work.fleet.remote(copy.source_host).get(
+                copy.source_path, MAX_TOKENIZER_BYTES
+            )
+            await remote.put(f"{root}/{path}", content)
+
+
+async def _send_slice(
+    work: Work, step: Step, client: AgentClient, generation: int, fence: int
+) -> None:
+    goal = work.goals.hosts[step.host_name]
+    state = work.states[step.host_name]
+    status = await client.put_slice(replace(goal.slice, generation=generation, fence=fence))
+    work.tell(step.host_name, "slice", f"ok  {step.detail}")
+    changed = {path for path, digest in goal.files if dict(state.files).get(path) != digest}
+    # Certificates and tokenizers are read at a start: what ran on with the old ones starts again.
+    stale = {"tls/host.crt": "relay", "tls/router.crt": "router", "tls/ca.crt": "relay router"}
+    kinds = {kind for path in changed for kind in stale.get(path, "router").split()}
+    was = {unit.id: unit for unit in state.status.units} if state.status else {}
+    for unit in status.units:
+        before = was.get(unit.id)
+        is_same = before is not None and before.incarnation == unit.incarnation
+        if is_same and (unit.kind in kinds or unit.state is EngineState.FAILED):
+            await client.restart(unit.id)
+
+
+def _raise_failures(work: Work, results: Mapping[str, DynctlError | None], what: str) -> None:
+    failures = {name: result for name, result in results.items() if isinstance(result, DynctlError)}
+    if not failures:
+        return
+    for name, error in failures.items():
+        work.tell(name, "FAILED", error.message + (f"  hint: {error.hint}" if error.hint else ""))
+    done = sorted(set(results) - set(failures))
+    first = next(iter(failures.values()))
+    raise DeployError(
+        f"{len(failures)} of {len(results)} hosts failed ({', '.join(failures)}); {what}: {', '.join(done) or 'none'}. "
+        f"First cause: {first.message}",
+        first.hint or "correct it and run dynctl up again: steps that are done are not repeated",
+        code=ExitCode.PARTIAL if first.exit_code is ExitCode.ERROR else first.exit_code,
+    )

@@ -1,0 +1,164 @@
+"""What each host shall look like: its slice, its bundle and the files it needs. IO: files (certificates)."""
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dynctl.agents.protocol import HostSlice
+from dynctl.core.hardware import Topology
+from dynctl.core.inventory import ApiKey, Inventory
+from dynctl.core.plan import Plan
+from dynctl.deploy.bundle import Target, bundle_digest, target_of
+from dynctl.deploy.observe import Seat
+from dynctl.deploy.places import state_dir
+from dynctl.deploy.slices import TOKENIZER_FILES, Ground, make_slices, tls_names, tokenizer_source
+from dynctl.deploy.steps import HostGoal
+from dynctl.deploy.tls import ensure_authority, ensure_leaf
+from dynctl.errors import DeployError, ExitCode, InventoryError
+from dynctl.router.config import ApiKeyHash
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A file that comes from another host: a model's tokenizer on its way to the router."""
+
+    source_host: str
+    source_path: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """Everything a deploy wants, before anything was changed."""
+
+    hosts: Mapping[str, HostGoal]
+    targets: Mapping[str, Target]
+    content: Mapping[str, Mapping[str, bytes]]
+    """Per host: files to be written, by path below the root."""
+    copies: Mapping[str, Mapping[str, Copy]]
+    """Per host: files to be copied from another host, by path below the root."""
+
+
+def tokenizer_paths(plan: Plan, inventory: Inventory) -> dict[str, list[str]]:
+    """Tokenizer files whose digests are wanted, by the host they lie on."""
+    wishes = {wish.name: wish for wish in inventory.deployments}
+    paths: dict[str, list[str]] = {}
+    for planned in plan.deployments:
+        source = tokenizer_source(planned, wishes[planned.name])
+        if source is not None:
+            paths.setdefault(source, []).extend(
+                f"{planned.model}/{name}" for name in TOKENIZER_FILES
+            )
+    return paths
+
+
+def make_goals(
+    plan: Plan,
+    inventory: Inventory,
+    topology: Topology,
+    seats: Mapping[str, Seat],
+    digests: Mapping[str, Mapping[str, str]],
+) -> Goals:
+    """Work out the goals of all hosts of a plan.
+
+    `digests` holds what `observe` found for `tokenizer_paths`, by host and path.
+
+    Raises:
+        DeployError: when a host of the plan has no Python, exit 4.
+        InventoryError: when an API key's reference leads nowhere.
+    """
+    names = [host.name for host in plan.hosts]
+    targets = {name: target_of(topology.host(name)) for name in names}
+    bundles = {name: bundle_digest(target) for name, target in targets.items()}
+    keys = tuple(
+        ApiKeyHash(key.name, hashlib.sha256(resolve(key).encode()).hexdigest())
+        for key in inventory.api_keys
+    )
+    ground = Ground({name: seats[name].place for name in names}, bundles, keys)
+    slices = make_slices(plan, inventory, ground)
+    content = {name: _certificates(inventory, plan, slices[name]) for name in names}
+    copies = _copies(plan, inventory, digests)
+    goals = {}
+    for name in names:
+        files = {path: _digest(data) for path, data in content[name].items()}
+        files |= {path: copy.digest for path, copy in copies.get(name, {}).items()}
+        goals[name] = HostGoal(
+            slice=slices[name],
+            bundle=bundles[name],
+            bundle_path=seats[name].place.bundle_path(bundles[name]),
+            scope=seats[name].scope,
+            files=tuple(sorted(files.items())),
+        )
+    return Goals(goals, targets, content, copies)
+
+
+def resolve(key: ApiKey) -> str:
+    """Read an API key from where its reference points; it is hashed at once and never kept.
+
+    Raises:
+        InventoryError: when the variable, file or command gives nothing.
+    """
+    kind, _, where = key.reference.removeprefix("${").removesuffix("}").partition(":")
+    text: str | None = None
+    if kind == "env":
+        text = os.environ.get(where)
+    elif kind == "file":
+        path = Path(where).expanduser()
+        text = path.read_text().strip() if path.is_file() else None
+    elif kind == "cmd":
+        done = subprocess.run(
+            ["/bin/sh", "-c", where], capture_output=True, text=True, timeout=30, check=False
+        )
+        text = done.stdout.strip() if done.returncode == 0 else None
+    if not text:
+        raise InventoryError(
+            f"api key {key.name!r}: {key.reference} gives nothing", "set it, or remove the key"
+        )
+    return text
+
+
+def _certificates(inventory: Inventory, plan: Plan, slice_: HostSlice) -> dict[str, bytes]:
+    names = tls_names(slice_)
+    if not names:
+        return {}
+    directory = state_dir(inventory) / "tls"
+    authority = ensure_authority(directory)
+    files = {"tls/ca.crt": authority.cert}
+    host_name = slice_.host_name
+    address = next(host.data_address for host in plan.hosts if host.name == host_name)
+    for name in names:
+        common_name = f"relay:{host_name}" if name == "host" else f"router:{host_name}"
+        pair = ensure_leaf(directory, authority, common_name, host_name, address)
+        files |= {f"tls/{name}.crt": pair.cert, f"tls/{name}.key": pair.key}
+    return files
+
+
+def _copies(
+    plan: Plan, inventory: Inventory, digests: Mapping[str, Mapping[str, str]]
+) -> dict[str, dict[str, Copy]]:
+    wishes = {wish.name: wish for wish in inventory.deployments}
+    copies: dict[str, dict[str, Copy]] = {}
+    for planned in plan.deployments:
+        source = tokenizer_source(planned, wishes[planned.name])
+        if source is None:
+            continue
+        found = digests.get(source, {})
+        if not found.get(f"{planned.model}/tokenizer.json"):
+            raise DeployError(
+                f"{source}: {planned.model}/tokenizer.json is missing; the router needs it",
+                "put it beside the weights, or name a directory with deployments[].tokenizer",
+                code=ExitCode.REFUSED,
+            )
+        wanted = copies.setdefault(planned.router.host_name, {})
+        for name in TOKENIZER_FILES:
+            path = f"{planned.model}/{name}"
+            if found.get(path):
+                wanted[f"tokenizers/{planned.name}/{name}"] = Copy(source, path, found[path])
+    return copies
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
