@@ -27,20 +27,28 @@ class Places:
     incarnation: str
     internal_port: int = 0
 
-    @property
-    def socket(self) -> str:
-        """Where the engine's HTTP server shall listen."""
-        return f"{self.directory}/http"
+    def endpoints(self, topic: str) -> "Endpoints":
+        """The endpoints an engine shall open: Unix sockets only."""
+        ipc = f"ipc://{self.directory}"
+        return Endpoints(
+            socket=f"{self.directory}/http",
+            kv_events=f"{ipc}/kv",
+            kv_replay=f"{ipc}/replay",
+            topic=topic,
+        )
 
-    @property
-    def kv_events(self) -> str:
-        """Where the engine shall publish KV events."""
-        return f"ipc://{self.directory}/kv"
 
-    @property
-    def kv_replay(self) -> str:
-        """Where the engine shall answer replay requests."""
-        return f"ipc://{self.directory}/replay"
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where one start of a unit answers; empty or None: it has none of that kind."""
+
+    socket: str = ""
+    """Path of a Unix socket that speaks HTTP."""
+    url: str = ""
+    """`http://host:port`, of adopted servers only."""
+    kv_events: str | None = None
+    kv_replay: str | None = None
+    topic: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +60,7 @@ class Launch:
     env: tuple[tuple[str, str], ...] = ()
     has_bundle: bool = False
     """Whether it runs our own code and so needs the bundle on its path; foreign code must not see it."""
-    socket: str = ""
-    url: str = ""
-    kv_events: str | None = None
-    kv_replay: str | None = None
-    topic: str = ""
+    at: Endpoints = Endpoints()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Pure.
 
 from urllib.parse import urlsplit
 
-from dynctl.agents.launch import Capabilities, Launch, Places
+from dynctl.agents.launch import Capabilities, Endpoints, Launch, Places
 from dynctl.agents.protocol import EngineWish
 from dynctl.core.exposition import engine_sample
 from dynctl.core.snapshot import EngineSample
@@ -36,13 +36,13 @@ class ExternalEngine:
     def launch(self, wish: EngineWish, places: Places) -> Launch:  # noqa: ARG002 - the seam's signature
         """Say where it answers; there is nothing to start."""
         args = dict(wish.args)
-        return Launch(
-            argv=(),
+        at = Endpoints(
             url=wish.url.rstrip("/"),
             kv_events=args.get("kv-events"),
             kv_replay=args.get("kv-replay"),
             topic=args.get("topic", ""),
         )
+        return Launch(argv=(), at=at)
 
     def sample(self, metrics: str, engine_id: str, incarnation: str) -> EngineSample:
         """Read its `/metrics`, if it uses vLLM's names."""

@@ -44,8 +44,9 @@ class SimEngine:
 
     def launch(self, wish: EngineWish, places: Places) -> Launch:
         """Say how to start it."""
+        at = places.endpoints(f"kv@{wish.id}")
         argv = [
-            *(places.python, "-sP", "-m", "dynctl.sim", "--uds", places.socket),
+            *(places.python, "-sP", "-m", "dynctl.sim", "--uds", at.socket),
             *("--model", wish.name, "--role", _ROLES[wish.role]),
         ]
         for flag, value in (
@@ -55,8 +56,8 @@ class SimEngine:
         ):
             if value is not None:
                 argv += [flag, str(value)]
-        argv += ["--kv-events", places.kv_events, "--kv-replay", places.kv_replay]
-        argv += ["--topic", f"kv@{wish.id}"]
+        argv += ["--kv-events", f"{at.kv_events}", "--kv-replay", f"{at.kv_replay}"]
+        argv += ["--topic", at.topic]
         if wish.kv_transfer:
             argv += ["--side-channel", f"{wish.data_address}:{wish.side_channel_port}"]
         argv += ["--control", f"{places.directory}/control", "--shutdown-timeout", "5"]
@@ -64,10 +65,7 @@ class SimEngine:
             argv=(*argv, *extra_flags(wish.args)),
             env=wish.env,
             has_bundle=True,
-            socket=places.socket,
-            kv_events=places.kv_events,
-            kv_replay=places.kv_replay,
-            topic=f"kv@{wish.id}",
+            at=at,
         )
 
     def sample(self, metrics: str, engine_id: str, incarnation: str) -> EngineSample:

@@ -7,7 +7,7 @@ Pure.
 
 import json
 
-from dynctl.agents.launch import Capabilities, Launch, Places, extra_flags, flag_problems
+from dynctl.agents.launch import Capabilities, Endpoints, Launch, Places, extra_flags, flag_problems
 from dynctl.agents.protocol import EngineWish
 from dynctl.core.exposition import engine_sample
 from dynctl.core.snapshot import EngineSample
@@ -93,14 +93,11 @@ class VllmEngine:
 
     def launch(self, wish: EngineWish, places: Places) -> Launch:
         """Say how to start it."""
-        topic = f"kv@{wish.id}"
+        at = places.endpoints(f"kv@{wish.id}")
         return Launch(
-            argv=(*_argv(wish, places, topic), *extra_flags(wish.args)),
+            argv=(*_argv(wish, places, at), *extra_flags(wish.args)),
             env=_merged(_env(wish, places), wish.env),
-            socket=places.socket,
-            kv_events=places.kv_events,
-            kv_replay=places.kv_replay,
-            topic=topic,
+            at=at,
         )
 
     def sample(self, metrics: str, engine_id: str, incarnation: str) -> EngineSample:
@@ -108,11 +105,11 @@ class VllmEngine:
         return engine_sample(metrics, engine_id, incarnation)
 
 
-def _argv(wish: EngineWish, places: Places, topic: str) -> list[str]:
+def _argv(wish: EngineWish, places: Places, at: Endpoints) -> list[str]:
     assert wish.python is not None
     # The module rather than the `vllm` script: a copied environment's scripts name another interpreter.
     argv = [wish.python, "-m", "vllm.entrypoints.cli.main", "serve", wish.model]
-    argv += ["--served-model-name", wish.name, "--uds", places.socket]
+    argv += ["--served-model-name", wish.name, "--uds", at.socket]
     for flag, value in (
         ("--tokenizer", wish.tokenizer),
         ("--revision", wish.revision),
@@ -130,7 +127,7 @@ def _argv(wish: EngineWish, places: Places, topic: str) -> list[str]:
     if wish.tp * wish.pp > 1:
         argv += ["--distributed-executor-backend", "mp"]
     argv += ["--master-port", str(places.internal_port)]
-    argv += ["--kv-events-config", _json(_kv_events(places, topic))]
+    argv += ["--kv-events-config", _json(_kv_events(at))]
     if wish.kv_transfer:
         argv += ["--kv-transfer-config", _json(_kv_transfer(wish, places))]
     argv += ["--enable-prompt-tokens-details", "--shutdown-timeout", str(_SHUTDOWN_TIMEOUT_S)]
@@ -138,13 +135,13 @@ def _argv(wish: EngineWish, places: Places, topic: str) -> list[str]:
     return argv
 
 
-def _kv_events(places: Places, topic: str) -> dict[str, object]:
+def _kv_events(at: Endpoints) -> dict[str, object]:
     return {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
-        "endpoint": places.kv_events,
-        "replay_endpoint": places.kv_replay,
-        "topic": topic,
+        "endpoint": at.kv_events,
+        "replay_endpoint": at.kv_replay,
+        "topic": at.topic,
     }
 
 
