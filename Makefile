@@ -1,0 +1,45 @@
+# Two commands do all the set-up: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Everything these targets download or build stays in this directory.
+export DYNCTL_CACHE ?= $(CURDIR)/.cache
+
+.PHONY: demo test check lab lab-vllm lock clean install
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml requirements/dev.txt
+	$(PYTHON) -c 'import sys; sys.exit("dynctl needs Python 3.11 or newer; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(BIN)/python scripts/fetch_wheels
+	touch $@
+
+demo: install  ## plan, up, bench, a look at top and down on this machine; no GPU needed
+	$(BIN)/dynctl demo $(if $(KEEP),--keep)
+
+test: install  ## every test; as root on Debian or Ubuntu also the lab
+	scripts/lab_setup
+	$(BIN)/python -m pytest
+
+check: install  ## format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+lab: install  ## the lab's tests alone: real hosts without hardware (root)
+	scripts/lab_setup
+	$(BIN)/python -m pytest tests/lab
+
+lab-vllm: install  ## real vLLM engines with NIXL on lab hosts, on CPUs (root; installs about 4 GB)
+	scripts/lab_setup
+	scripts/lab_vllm
+
+lock: install  ## rewrite the hashed lock files
+	scripts/lock
+
+clean:
+	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,0 +1,101 @@
+"""`dynctl logs`: the logs of engines, routers and agents, from all hosts at once."""
+
+import asyncio
+import re
+from typing import Annotated
+
+import typer
+
+from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local
+from dynctl.cli.output import emit, wait_for
+from dynctl.cli.session import load, raise_host_failures, select
+from dynctl.core.inventory import Inventory
+
+
+def command(
+    units: Annotated[
+        list[str] | None, typer.Argument(help="Units, as in dynctl status; none: all of them.")
+    ] = None,
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    local: Local = False,
+    limit: Limit = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing new lines.")] = False,
+    tail: Annotated[
+        int,
+        typer.Option(
+            "--tail", "-n", min=0, max=100_000, help="Last lines of each unit to begin with."
+        ),
+    ] = 50,
+    grep: Annotated[
+        str | None, typer.Option("--grep", help="Only lines that match this regular expression.")
+    ] = None,
+) -> None:
+    """Read the logs of engines, router and agents.
+
+    Each line begins with its unit's name. Hosts that cannot be reached are named at the end (exit 3).
+
+    Example: dynctl logs -f chat-decode-0
+    """
+    from dynctl.errors import UsageError
+
+    wanted = load(inventory, local=local)
+    try:
+        pattern = re.compile(grep) if grep else None
+    except re.error as error:
+        raise UsageError(f"--grep {grep!r} is no regular expression: {error}") from error
+    wait_for(
+        _logs(wanted, select(wanted, limit), units or [], follow=follow, tail=tail, pattern=pattern)
+    )
+
+
+async def _logs(
+    wanted: Inventory,
+    hosts: list[str],
+    units: list[str],
+    *,
+    follow: bool,
+    tail: int,
+    pattern: "re.Pattern[str] | None",
+) -> None:
+    from dynctl.agents.client import AgentClient
+    from dynctl.core.text import clean
+    from dynctl.deploy.reach import reach_agents
+    from dynctl.errors import DynctlError, UsageError
+    from dynctl.remote.fleet import open_fleet
+
+    entries = [entry for entry in wanted.hosts if entry.name in hosts]
+    async with (
+        open_fleet(entries, wanted.ssh) as fleet,
+        reach_agents(wanted, fleet, hosts) as clients,
+    ):
+        reached = {
+            name: client for name, client in clients.items() if not isinstance(client, DynctlError)
+        }
+        sources: list[tuple[str, AgentClient]] = []
+        for client in reached.values():
+            known = ["agent", *(unit.id for unit in (await client.status()).units)]
+            sources += [(unit, client) for unit in known if not units or unit in units]
+        missing = set(units) - {unit for unit, _ in sources}
+        if missing and not any(isinstance(c, DynctlError) for c in clients.values()):
+            raise UsageError(
+                f"no unit called {', '.join(sorted(missing))}", "dynctl status lists them"
+            )
+        width = max((len(unit) for unit, _ in sources), default=0)
+
+        async def show(unit: str, client: AgentClient) -> None:
+            async with client.logs(unit, tail=tail, follow=follow) as lines:
+                async for line in lines:
+                    text = clean(line, 4000)
+                    if pattern is None or pattern.search(text):
+                        emit(f"{unit:<{width}}│ {text}")
+
+        if follow:
+            async with asyncio.TaskGroup() as group:
+                for unit, client in sources:
+                    group.create_task(show(unit, client), name=f"logs:{unit}")
+        else:
+            for unit, client in sources:
+                await show(unit, client)
+    raise_host_failures(
+        {name: c if isinstance(c, DynctlError) else None for name, c in clients.items()}, "shown"
+    )

@@ -1,0 +1,93 @@
+"""What several commands do first and last: load the inventory, choose hosts, report hosts that failed.
+
+IO: files.
+"""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dynctl.core.inventory import HostEntry, Inventory
+from dynctl.errors import DynctlError, ExitCode, UsageError
+
+
+def load(path: Path, *, local: bool) -> Inventory:
+    """Read the inventory, or make the one of this machine alone.
+
+    Raises:
+        InventoryError: with every problem of the file.
+    """
+    from dynctl.inventory.load import load_inventory, local_inventory
+
+    if local:
+        return local_inventory()
+    if not path.exists():
+        raise UsageError(
+            f"{path} does not exist", "dynctl init writes one; --local needs none; -i names another"
+        )
+    return load_inventory(path)
+
+
+def select(inventory: Inventory, limit: str | None) -> list[str]:
+    """Choose hosts by `--limit`: names, globs, groups, `label=value`, comma-separated; `!` excludes.
+
+    Raises:
+        UsageError: when a term matches nothing, or nothing is left; names what is near.
+    """
+    names = [entry.name for entry in inventory.hosts]
+    if limit is None:
+        return names
+    terms = [term.strip() for term in limit.split(",") if term.strip()]
+    chosen = names if all(term.startswith("!") for term in terms) else []
+    for term in terms:
+        matched = {
+            entry.name for entry in inventory.hosts if _matches(entry, term.removeprefix("!"))
+        }
+        if not matched:
+            raise UsageError(f"--limit {term!r} matches no host", f"hosts are: {', '.join(names)}")
+        if term.startswith("!"):
+            chosen = [name for name in chosen if name not in matched]
+        else:
+            chosen += [name for name in names if name in matched and name not in chosen]
+    if not chosen:
+        raise UsageError(f"--limit {limit!r} leaves no host", f"hosts are: {', '.join(names)}")
+    return chosen
+
+
+def _matches(entry: HostEntry, term: str) -> bool:
+    if fnmatch.fnmatchcase(entry.name, term) or term in entry.groups:
+        return True
+    key, equals, value = term.partition("=")
+    return bool(equals) and (key, value) in entry.labels
+
+
+def raise_host_failures(results: Mapping[str, object], what: str) -> None:
+    """End a command that worked on several hosts: nothing when all went well.
+
+    Raises:
+        DynctlError: names each failed host with its cause; exit 3 when others went well, else the cause's own code.
+    """
+    failures = {name: error for name, error in results.items() if isinstance(error, DynctlError)}
+    if not failures:
+        return
+    causes = list(failures.values())
+    lines = [f"{error.message}" for error in causes]
+    hint = next((error.hint for error in causes if error.hint), None)
+    done = [name for name in results if name not in failures]
+    if done:
+        raise DynctlError(
+            f"{len(failures)} of {len(results)} hosts failed; {what}: {', '.join(done)}\n  "
+            + "\n  ".join(lines),
+            hint,
+            code=ExitCode.PARTIAL,
+        )
+    raise DynctlError("\n  ".join(lines), hint, code=_worst(causes))
+
+
+def _worst(causes: Sequence[DynctlError]) -> ExitCode:
+    """Trust problems come first: they need a person; then what stopped everything."""
+    codes = {error.exit_code for error in causes}
+    for code in (ExitCode.TRUST, ExitCode.UNKNOWN, ExitCode.LOCKED):
+        if code in codes:
+            return code
+    return causes[0].exit_code

@@ -1,0 +1,120 @@
+"""`dynctl status`: what runs, and where."""
+
+import time
+from typing import Any
+
+from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local, OutputOption
+from dynctl.cli.output import Output, emit_json, say, table, wait_for
+from dynctl.cli.session import load, raise_host_failures, select
+from dynctl.core.inventory import Inventory
+from dynctl.core.units import format_seconds
+
+
+def command(
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    local: Local = False,
+    limit: Limit = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show what runs, and where.
+
+    Asks every host's agent; nothing shown here comes from a file on this machine. Exit 0 when every unit is ready,
+    3 when some hosts do not answer, 6 when a unit is not ready.
+
+    Example: dynctl status -o json
+    """
+    wanted = load(inventory, local=local)
+    results = wait_for(_ask(wanted, select(wanted, limit)))
+    _show(wanted, results, output)
+
+
+async def _ask(wanted: Inventory, hosts: list[str]) -> dict[str, Any]:
+    from dynctl.deploy.reach import reach_agents
+    from dynctl.errors import DynctlError
+    from dynctl.remote.fleet import open_fleet
+
+    entries = [entry for entry in wanted.hosts if entry.name in hosts]
+    async with (
+        open_fleet(entries, wanted.ssh) as fleet,
+        reach_agents(wanted, fleet, hosts) as clients,
+    ):
+        return {
+            name: client if isinstance(client, DynctlError) else await client.status()
+            for name, client in clients.items()
+        }
+
+
+def _show(wanted: Inventory, results: dict[str, Any], output: Output) -> None:
+    from dynctl.core.deployment import EngineState
+    from dynctl.deploy.reach import NoAgentError
+    from dynctl.errors import DynctlError, ExitCode
+
+    statuses = {
+        name: status for name, status in results.items() if not isinstance(status, DynctlError)
+    }
+    absent = {name for name, error in results.items() if isinstance(error, NoAgentError)}
+    failures = {name: error for name, error in results.items() if isinstance(error, DynctlError)}
+    if output is Output.JSON:
+        emit_json(
+            {
+                "schema": "dynctl.status/1",
+                "cluster": wanted.cluster,
+                "hosts": statuses,
+                "failures": {
+                    name: {
+                        "message": error.message,
+                        "hint": error.hint,
+                        "has_agent": name not in absent,
+                    }
+                    for name, error in failures.items()
+                },
+            }
+        )
+    else:
+        rows = []
+        for name, status in statuses.items():
+            for unit in status.units:
+                up = (
+                    "–"
+                    if unit.started_unix_s is None
+                    else format_seconds(time.time() - unit.started_unix_s)
+                )
+                note = unit.url if unit.state is EngineState.READY else unit.last_error
+                rows.append(
+                    [
+                        unit.id,
+                        unit.role or unit.kind,
+                        name,
+                        unit.state.value,
+                        str(unit.pid or "–"),
+                        up,
+                        str(unit.num_restarts),
+                        note,
+                    ]
+                )
+        if rows:
+            table(
+                ["UNIT", "ROLE", "HOST", "STATE", "PID", "UP", "RESTARTS", "NOTE"],
+                rows,
+                right=["PID", "UP", "RESTARTS"],
+            )
+    if not statuses and len(absent) == len(results):
+        raise DynctlError(
+            f"cluster {wanted.cluster} is not up on any of {len(results)} hosts",
+            "dynctl up brings it up",
+            code=ExitCode.REFUSED,
+        )
+    reachable = {name: error for name, error in failures.items() if name not in absent}
+    for name in sorted(absent):
+        say(f"{name}: no agent")
+    raise_host_failures({**statuses, **reachable}, "answered")
+    unready = [
+        unit.id
+        for status in statuses.values()
+        for unit in status.units
+        if unit.state is not EngineState.READY
+    ]
+    if unready:
+        raise DynctlError(
+            f"not ready: {', '.join(unready)}", f"dynctl logs {unready[0]}", code=ExitCode.GATE
+        )

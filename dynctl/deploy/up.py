@@ -1,0 +1,112 @@
+"""`up` in three stages: compare, check, change. IO: ssh, HTTP, files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dynctl.agents.protocol import AgentStatus
+from dynctl.core.hardware import Topology
+from dynctl.core.inventory import Inventory
+from dynctl.core.plan import Plan
+from dynctl.deploy.apply import Tell, Work, apply, wait_ready
+from dynctl.deploy.diff import diff
+from dynctl.deploy.goals import make_goals, tokenizer_paths
+from dynctl.deploy.lock import hold_lock
+from dynctl.deploy.observe import observe, seats_of
+from dynctl.deploy.preflight import Problem, preflight
+from dynctl.deploy.reach import reach_agents
+from dynctl.deploy.steps import HostState, Step
+from dynctl.errors import DeployError, DynctlError, ExitCode
+from dynctl.remote.fleet import Fleet
+
+FILE_PATHS = ("tls/ca.crt", "tls/host.crt", "tls/host.key", "tls/router.crt", "tls/router.key")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a plan asks for against what is there; nothing was changed to find out."""
+
+    work: Work
+    steps: tuple[Step, ...]
+
+    @property
+    def num_disruptive(self) -> int:
+        """Steps that stop something that runs."""
+        return sum(step.is_disruptive for step in self.steps)
+
+
+async def compare(
+    inventory: Inventory, plan: Plan, topology: Topology, fleet: Fleet, tell: Tell
+) -> Comparison:
+    """Find out what `up` would do.
+
+    Raises:
+        DeployError: exit 4 when a host of the plan is missing or has no Python.
+    """
+    missing = [
+        host.name for host in plan.hosts if host.name not in {h.name for h in topology.hosts}
+    ]
+    if missing:
+        causes = {failure.name: failure.cause for failure in topology.failures}
+        raise DeployError(
+            "hosts of the plan cannot be used: "
+            + "; ".join(f"{name}: {causes.get(name, 'not discovered')}" for name in missing),
+            "nothing was changed; correct it, or plan again without them",
+            code=ExitCode.REFUSED,
+        )
+    seats = seats_of(inventory, fleet, topology.hosts)
+    sources = tokenizer_paths(plan, inventory)
+    routers = {d.router.host_name: d.name for d in plan.deployments}
+    files = {
+        name: [*FILE_PATHS, *sources.get(name, []), *_tokenizer_files(routers.get(name), sources)]
+        for name in seats
+    }
+    states: dict[str, HostState] = {}
+    for name, result in (await observe(inventory, fleet, seats, files)).items():
+        if isinstance(result, DynctlError):
+            raise result
+        states[name] = result
+    digests = {name: dict(states[name].files) for name in sources}
+    goals = make_goals(plan, inventory, topology, seats, digests)
+    return Comparison(Work(inventory, fleet, seats, goals, states, tell), diff(goals.hosts, states))
+
+
+def _tokenizer_files(deployment: str | None, sources: Mapping[str, list[str]]) -> list[str]:
+    if deployment is None:
+        return []
+    names = sorted({path.rsplit("/", 1)[-1] for paths in sources.values() for path in paths})
+    return [f"tokenizers/{deployment}/{name}" for name in names]
+
+
+async def check(comparison: Comparison, topology: Topology) -> list[Problem]:
+    """Look for what would stop the steps, on all hosts at once."""
+    work = comparison.work
+    return await preflight(work.fleet, work.goals.hosts, work.states, work.seats, topology)
+
+
+async def change(comparison: Comparison) -> dict[str, AgentStatus]:
+    """Take the steps under the lock and wait until all is ready.
+
+    Raises:
+        DynctlError: exit 5 when somebody else holds the lock, 3 on partial failure, 6 when a unit stays unready.
+    """
+    work = comparison.work
+    first = min(work.goals.hosts)
+    async with hold_lock(work.fleet.remote(first), work.seats[first], "dynctl up") as fence:
+        return await apply(work, comparison.steps, fence)
+
+
+async def confirm_ready(comparison: Comparison) -> dict[str, AgentStatus]:
+    """With nothing to change, make sure that what should run is ready.
+
+    Raises:
+        DeployError: exit 6 when it does not become ready.
+    """
+    work = comparison.work
+    async with reach_agents(work.inventory, work.fleet, sorted(work.goals.hosts)) as clients:
+        for client in clients.values():
+            if isinstance(client, DynctlError):
+                raise client
+        ready = {
+            name: client for name, client in clients.items() if not isinstance(client, DynctlError)
+        }
+        return await wait_ready(ready, work.tell)
