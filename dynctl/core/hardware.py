@@ -53,7 +53,7 @@ class Nic:
 
     name: str
     kind: str
-    """`infiniband`, `roce` or `ethernet`."""
+    """`infiniband`, `roce`, `rdma` (another RDMA link layer) or `ethernet`."""
     state: str
     """`up`, `down` or `unknown`."""
     rate_bits_s: int | None = None
@@ -102,6 +102,9 @@ class Host:
     """For choosing wheels, e.g. `glibc-2.36-x86_64`."""
     has_systemd_system: bool = False
     has_systemd_user: bool = False
+    """The user's own systemd answers."""
+    has_linger: bool = False
+    """The user's units survive logout and start at boot."""
     is_root: bool = False
     labels: tuple[tuple[str, str], ...] = ()
     extra: tuple[tuple[str, str], ...] = ()
