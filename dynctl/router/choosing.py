@@ -21,6 +21,8 @@ class Need:
     """Expected to be generated; 1 for a prefill leg."""
     ordinal: int
     """Counts the router's decisions; gives round robin its turn."""
+    transfer_ms_per_token: float | None = None
+    """Set when another engine does the prefill: what the prompt's uncached tokens then cost here."""
     near_ms: float = 1.0
     near_ratio: float = 0.02
 
@@ -53,9 +55,7 @@ class Policy(Protocol):
         ...
 
 
-def nearest(
-    costs: Sequence[float], overlaps: Sequence[int], need: Need, rng: random.Random
-) -> int:
+def nearest(costs: Sequence[float], overlaps: Sequence[int], need: Need, rng: random.Random) -> int:
     """Position of the lowest cost; among those nearly as low the longest overlap, then at random.
 
     A cached prefix that costs nothing to keep using is kept, also where prefill looks almost free.

@@ -84,6 +84,8 @@ class Settings:
     """Inter-token latency of a batch of one assumed until learned."""
     itl_slope_ms: float = 0.1
     """What each further running sequence adds to it, until learned."""
+    transfer_ms_per_token: float = 0.005
+    """What moving a token's KV to a decode engine is assumed to cost: 100 KiB a token at 20 GB/s."""
     near_ms: float = 1.0
     """Candidates whose cost is within this of the best …"""
     near_ratio: float = 0.02
@@ -227,9 +229,7 @@ class _Strict(msgspec.Struct, forbid_unknown_fields=True):
 
     def config(self) -> RouterConfig:
         """Build the configuration proper."""
-        known = {
-            name: type(getattr(Settings(), name)) for name in Settings.__dataclass_fields__
-        }
+        known = {name: type(getattr(Settings(), name)) for name in Settings.__dataclass_fields__}
         unknown = sorted(set(self.settings) - set(known))
         if unknown:
             raise UsageError(f"router configuration: no setting called {', '.join(unknown)}")

@@ -9,6 +9,7 @@ Not here: hashing, scoring, where events come from. Pure.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 ENTRY_BYTES = 104
 """Of one hash: slot of the dictionary at its mean load plus the key's integer object; masks are shared.
@@ -16,13 +17,21 @@ Measured on CPython 3.11 with 10 M entries."""
 
 _NUM_SHARDS = 64
 _SHARD_BITS = _NUM_SHARDS - 1
+_MAX_MASKS = 65_536
+
+
+class Source(NamedTuple):
+    """Whose cache an update speaks of: one data-parallel rank of one incarnation of an engine."""
+
+    engine_id: str
+    incarnation: str
+    rank: int = 0
 
 
 @dataclass(slots=True)
 class _Slot:
-    """An engine's place in the masks."""
+    """A source's place in the masks."""
 
-    incarnation: str
     bit: int
     num_blocks: int = 0
 
@@ -34,44 +43,50 @@ class PrefixIndex:
         self._young: list[dict[int, int]] = [{} for _ in range(_NUM_SHARDS)]
         self._old: list[dict[int, int]] = [{} for _ in range(_NUM_SHARDS)]
         self._half = max(1, max_bytes // ENTRY_BYTES // _NUM_SHARDS // 2)
-        self._slots: dict[str, _Slot] = {}
-        self._ids: dict[int, str] = {}
+        self._slots: dict[Source, _Slot] = {}
+        self._engine_ids: dict[int, str] = {}
+        """By bit, live ones only."""
         self._live = 0
         self._free: list[int] = []
         self._next_bit = 1
         self._masks: dict[int, int] = {}
+        """One shared object per mask value: beyond small integers each would cost 32 bytes an entry."""
         self._retired: list[tuple[int, int]] = []
         self._sweep_at = 0
 
-    def begin(self, engine_id: str, incarnation: str) -> None:
-        """Start an engine's incarnation with no blocks; whatever it held before is gone at once."""
-        self.drop(engine_id)
-        bit = self._free.pop() if self._free else self._next_bit
-        if bit == self._next_bit:
+    def begin(self, source: Source) -> None:
+        """Start a source with no blocks; what its rank held before, of whatever incarnation, is gone at once."""
+        for other in [s for s in self._slots if s[::2] == source[::2]]:
+            self._retire(other)
+        if self._free:
+            bit = self._free.pop()
+        else:
+            bit = self._next_bit
             self._next_bit <<= 1
-        self._slots[engine_id] = _Slot(incarnation, bit)
-        self._ids[bit] = engine_id
+        self._slots[source] = _Slot(bit)
+        self._engine_ids[bit] = source.engine_id
         self._live |= bit
 
     def drop(self, engine_id: str) -> None:
-        """Forget an engine; unknown ones are no error."""
-        slot = self._slots.pop(engine_id, None)
-        if slot is None:
-            return
+        """Forget an engine with all its ranks; unknown ones are no error."""
+        for source in [s for s in self._slots if s.engine_id == engine_id]:
+            self._retire(source)
+
+    def _retire(self, source: Source) -> None:
+        slot = self._slots.pop(source)
         self._live &= ~slot.bit
-        del self._ids[slot.bit]
+        del self._engine_ids[slot.bit]
         # The bit is reused only after every shard was swept once from here on.
         self._retired.append((slot.bit, _NUM_SHARDS))
 
-    def holds(self, engine_id: str, incarnation: str) -> bool:
-        """Tell whether updates of this incarnation are taken."""
-        slot = self._slots.get(engine_id)
-        return slot is not None and slot.incarnation == incarnation
+    def holds(self, source: Source) -> bool:
+        """Tell whether updates of this source are taken."""
+        return source in self._slots
 
-    def store(self, engine_id: str, incarnation: str, hashes: Iterable[int]) -> bool:
-        """Add blocks; False when the incarnation is not the present one."""
-        slot = self._slots.get(engine_id)
-        if slot is None or slot.incarnation != incarnation:
+    def store(self, source: Source, hashes: Iterable[int]) -> bool:
+        """Add blocks; False when the source was not begun or is over."""
+        slot = self._slots.get(source)
+        if slot is None:
             return False
         bit, live, masks = slot.bit, self._live, self._masks
         young, old, half, added = self._young, self._old, self._half, 0
@@ -89,14 +104,14 @@ class PrefixIndex:
             mask = (mask & live) | bit
             shard[block] = masks.setdefault(mask, mask)
         slot.num_blocks += added
-        if len(masks) > 65_536:
+        if len(masks) > _MAX_MASKS:
             self._masks = {}
         return True
 
-    def remove(self, engine_id: str, incarnation: str, hashes: Iterable[int]) -> bool:
-        """Take blocks away from one engine only; False when the incarnation is not the present one."""
-        slot = self._slots.get(engine_id)
-        if slot is None or slot.incarnation != incarnation:
+    def remove(self, source: Source, hashes: Iterable[int]) -> bool:
+        """Take blocks away from this source only; False when it was not begun or is over."""
+        slot = self._slots.get(source)
+        if slot is None:
             return False
         for block in hashes:
             at = block & _SHARD_BITS
@@ -115,15 +130,15 @@ class PrefixIndex:
                 del shard[block]
         return True
 
-    def clear(self, engine_id: str, incarnation: str) -> bool:
-        """Empty one engine's cache; False when the incarnation is not the present one."""
-        if not self.holds(engine_id, incarnation):
+    def clear(self, source: Source) -> bool:
+        """Empty one source's cache; False when it was not begun or is over."""
+        if source not in self._slots:
             return False
-        self.begin(engine_id, incarnation)
+        self.begin(source)
         return True
 
     def match(self, hashes: Sequence[int]) -> dict[str, int]:
-        """Return each engine's longest unbroken prefix in blocks; engines with none are left out."""
+        """Return each engine's longest unbroken prefix in blocks, the best of its ranks; engines with none are left out."""
         alive = self._live
         depths: dict[str, int] = {}
         young, old = self._young, self._old
@@ -148,7 +163,8 @@ class PrefixIndex:
     def _note(self, bits: int, depth: int, depths: dict[str, int]) -> None:
         while bits:
             bit = bits & -bits
-            depths[self._ids[bit]] = depth
+            # Depths only grow during a match, so the last one noted is the best rank's.
+            depths[self._engine_ids[bit]] = depth
             bits ^= bit
 
     def sweep(self) -> bool:
@@ -169,9 +185,10 @@ class PrefixIndex:
         return bool(self._retired)
 
     def num_blocks(self, engine_id: str) -> int:
-        """Blocks an engine was said to hold (before eviction under the budget)."""
-        slot = self._slots.get(engine_id)
-        return 0 if slot is None else slot.num_blocks
+        """Blocks an engine was said to hold, over all its ranks (before eviction under the budget)."""
+        return sum(
+            s.num_blocks for source, s in self._slots.items() if source.engine_id == engine_id
+        )
 
     def __len__(self) -> int:
         """Distinct hashes held, including ones whose engines are retired and not yet swept."""

@@ -134,6 +134,12 @@ class Booking:
         """Whose books these are."""
         return self._worker
 
+    def prefill_here(self, tokens: int) -> None:
+        """Take on a prefill that was to happen elsewhere."""
+        self._worker.pending_prefill_tokens += tokens
+        self._prefill_tokens += tokens
+        self.prefill_ahead_tokens = self._worker.pending_prefill_tokens
+
     def prefill_ended(self) -> None:
         """Note that the first token came: nothing of this request waits for prefill any more."""
         self._worker.pending_prefill_tokens -= self._prefill_tokens

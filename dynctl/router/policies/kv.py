@@ -30,8 +30,7 @@ class _Kv:
     ) -> Choice:
         """Choose the engine with the lowest sum of terms."""
         terms = tuple(
-            _terms(need, worker, overlap)
-            for worker, overlap in zip(workers, overlaps, strict=True)
+            _terms(need, worker, overlap) for worker, overlap in zip(workers, overlaps, strict=True)
         )
         return Choice(nearest([sum(term) for term in terms], overlaps, need, rng), _NAMES, terms)
 
@@ -39,6 +38,10 @@ class _Kv:
 def _terms(need: Need, worker: Worker, overlap_tokens: int) -> tuple[float, float, float, float]:
     ms_per_token = max(worker.prefill.slope, _MIN_MS_PER_TOKEN)
     uncached = max(need.prompt_tokens - overlap_tokens, 1)
+    prefill_ms = uncached * ms_per_token
+    queue_ms = worker.pending_prefill_tokens * ms_per_token
+    if need.transfer_ms_per_token is not None:
+        prefill_ms, queue_ms = uncached * need.transfer_ms_per_token, 0.0
     # Each running sequence makes every token to come a little later.
     decode_ms = need.output_tokens * worker.itl.slope * worker.active_requests
     memory_ms = 0.0
@@ -46,12 +49,7 @@ def _terms(need: Need, worker: Worker, overlap_tokens: int) -> tuple[float, floa
         used = (worker.active_tokens + need.prompt_tokens) / worker.capacity_tokens
         if used > _WATERMARK:
             memory_ms = _FULL_MS * min((used - _WATERMARK) / (1.0 - _WATERMARK), 2.0) ** 2
-    return (
-        uncached * ms_per_token,
-        worker.pending_prefill_tokens * ms_per_token,
-        decode_ms,
-        memory_ms,
-    )
+    return prefill_ms, queue_ms, decode_ms, memory_ms
 
 
 POLICY = _Kv()

@@ -1,0 +1,1 @@
+"""The OpenAI-style wire: requests, answers, keys, streams."""

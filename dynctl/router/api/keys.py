@@ -1,0 +1,34 @@
+"""API keys: only their SHA-256 is known; compared in constant time, before a body is read. Pure."""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from dynctl.router.config import ApiKeyHash
+
+
+class Keys:
+    """The keys clients may come with; none configured lets everybody in."""
+
+    def __init__(self, keys: Sequence[ApiKeyHash]) -> None:
+        self._keys = tuple((key.name, key.sha256.lower().encode()) for key in keys)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no key is asked for."""
+        return not self._keys
+
+    def owner(self, authorization: bytes | None) -> str | None:
+        """Name the key in an `Authorization: Bearer` field; None when it is none of ours.
+
+        All keys are compared, so that the time taken tells nothing about which one was near.
+        """
+        if not self._keys:
+            return ""
+        scheme, _, key = (authorization or b"").strip().partition(b" ")
+        digest = hashlib.sha256(key.strip()).hexdigest().encode()
+        found = None
+        for name, known in self._keys:
+            if hmac.compare_digest(known, digest):
+                found = name
+        return found if scheme.lower() == b"bearer" else None

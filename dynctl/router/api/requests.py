@@ -1,0 +1,262 @@
+"""A client's JSON → a checked request, and the body each leg sends to an engine.
+
+What goes to an engine is encoded anew from what was checked, so an engine never sees a key the router did not.
+Fields the router owns never come from a client. Not here: tokens, routing, HTTP. Pure.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+
+from dynctl.router.api.answers import Failure, bad_request
+from dynctl.router.config import Settings
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+_REFUSED = (
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "vllm_xargs",
+    "chat_template",
+    "mm_processor_kwargs",
+    "logprob_token_ids",
+    "data_parallel_rank",
+)
+"""A client that sends one of these tries to speak to the engine behind the router's back. Source: row R21."""
+
+_REPLACED = ("request_id", "priority", "cache_salt")
+"""Owned by the router; dropped, not refused, since client libraries may send them in good faith."""
+
+# Strings of a JSON text; the group holds the colon behind those that are keys.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"\s*+(:?)', re.DOTALL)
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+class RefusedError(Exception):
+    """Raised when a request is refused at the router; carries what the client is told."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class ApiRequest:
+    """One checked generation request."""
+
+    __slots__ = (
+        "body",
+        "endpoint",
+        "has_usage_asked",
+        "is_stream",
+        "max_tokens",
+        "model",
+        "num_sequences",
+    )
+
+    def __init__(self, endpoint: str, body: dict[str, Any], num_sequences: int) -> None:
+        self.endpoint = endpoint
+        self.body = body
+        self.model: str = body["model"]
+        self.is_stream: bool = body.get("stream") or False
+        self.num_sequences = num_sequences
+        """Prompts times samples; only single sequences go through a hand-off."""
+        options = body.get("stream_options") or {}
+        self.has_usage_asked = bool(options.get("include_usage"))
+        limit = body.get("max_completion_tokens") if endpoint == CHAT else None
+        limit = body.get("max_tokens") if limit is None else limit
+        # Source: OpenAI's completions default of 16; chat runs to the model's limit.
+        self.max_tokens: int | None = 16 if limit is None and endpoint == COMPLETIONS else limit
+
+    @property
+    def prompt_ids(self) -> list[int] | None:
+        """The prompt's token ids when the client gave a single prompt as ids."""
+        prompt = self.body.get("prompt")
+        if not isinstance(prompt, list) or not prompt:
+            return None
+        if isinstance(prompt[0], int):
+            return prompt
+        if len(prompt) == 1 and isinstance(prompt[0], list):
+            ids: list[int] = prompt[0]
+            return ids
+        return None
+
+    @property
+    def prompt_text(self) -> str | None:
+        """The prompt when the client gave a single one as text."""
+        prompt = self.body.get("prompt")
+        if isinstance(prompt, list) and len(prompt) == 1:
+            prompt = prompt[0]
+        return prompt if isinstance(prompt, str) else None
+
+    def main_body(self, model: str, transfer: dict[str, Any] | None) -> bytes:
+        """Encode what the engine that generates gets; `transfer` is the prefill engine's answer, verbatim."""
+        body = self.body | {"model": model}
+        if self.is_stream:
+            body["stream_options"] = (body.get("stream_options") or {}) | {"include_usage": True}
+        if transfer is not None:
+            body["kv_transfer_params"] = transfer
+        return _encode(body)
+
+    def prefill_body(self, model: str) -> bytes:
+        """Encode what a prefill engine gets: one token, no stream, blocks to be kept for another engine."""
+        body = self.body | {
+            "model": model,
+            "stream": False,
+            "max_tokens": 1,
+            "kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False},
+        }
+        body.pop("stream_options", None)
+        if "min_tokens" in body:
+            body["min_tokens"] = 1
+        if "max_completion_tokens" in body:
+            body["max_completion_tokens"] = 1
+        return _encode(body)
+
+
+def parse_request(endpoint: str, content: bytes, settings: Settings) -> ApiRequest:
+    """Read and check a request's body.
+
+    Raises:
+        RefusedError: with the answer for the client, when it is no request that could be served.
+    """
+    body = _read_json(content, settings.max_json_depth)
+    for name in _REFUSED:
+        if name in body:
+            raise _refused(f"{name} is not a field for clients", name, "field_not_allowed")
+    template_args = body.get("chat_template_kwargs")
+    if isinstance(template_args, dict) and "chat_template" in template_args:
+        raise _refused(
+            "chat_template is not a field for clients", "chat_template_kwargs", "field_not_allowed"
+        )
+    for name in _REPLACED:
+        body.pop(name, None)
+    _check_common(body, settings)
+    prompts = _check_chat(body) if endpoint == CHAT else _check_completion(body, settings)
+    return ApiRequest(endpoint, body, prompts * _samples(body, settings))
+
+
+def _read_json(content: bytes, max_depth: int) -> dict[str, Any]:
+    try:
+        body = _decode(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _refused(f"the body is no valid JSON: {error}", code="invalid_json") from error
+    except RecursionError as error:
+        raise _refused("the body is nested too deeply", code="invalid_json") from error
+    if not isinstance(body, dict):
+        raise _refused("the body is no JSON object", code="invalid_json")
+    num_keys = _count_keys(body, max_depth)
+    if _STRING.findall(content).count(b":") != num_keys:
+        raise _refused("the body has a key twice in one object", code="invalid_json")
+    return body
+
+
+def _count_keys(value: dict[str, Any] | list[Any], depth_left: int) -> int:
+    """Count the keys of all objects; lists of plain numbers cost one pass in C.
+
+    Raises:
+        RefusedError: beyond the allowed depth.
+    """
+    if depth_left == 0:
+        raise _refused("the body is nested too deeply", code="invalid_json")
+    if type(value) is dict:
+        num_keys = len(value)
+        parts: Any = value.values()
+    else:
+        num_keys = 0
+        parts = value
+        kinds = set(map(type, parts))
+        if dict not in kinds and list not in kinds:
+            return 0
+    for part in parts:
+        kind = type(part)
+        if kind is dict or kind is list:
+            num_keys += _count_keys(part, depth_left - 1)
+    return num_keys
+
+
+def _check_common(body: dict[str, Any], settings: Settings) -> None:
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise _refused("model is missing or no text", "model")
+    if not isinstance(body.get("stream", False), bool | None):
+        raise _refused("stream is neither true nor false", "stream")
+    options = body.get("stream_options")
+    if options is not None:
+        if not isinstance(options, dict):
+            raise _refused("stream_options is no object", "stream_options")
+        if not body.get("stream"):
+            raise _refused("stream_options is for streams only", "stream_options")
+    for name in ("max_tokens", "max_completion_tokens"):
+        limit = body.get(name)
+        if limit is not None and (not _is_int(limit) or not 0 <= limit < 2**31):
+            raise _refused(f"{name} is no number of tokens", name)
+    stop = body.get("stop")
+    if isinstance(stop, list) and len(stop) > 16:
+        raise _refused("more than 16 stop strings", "stop")
+    _samples(body, settings)
+
+
+def _samples(body: dict[str, Any], settings: Settings) -> int:
+    samples = 1
+    for name in ("n", "best_of"):
+        value = body.get(name)
+        if value is None:
+            continue
+        if not _is_int(value) or not 1 <= value <= settings.max_n:
+            raise _refused(f"{name} is not between 1 and {settings.max_n}", name)
+        samples = max(samples, value)
+    if body.get("use_beam_search"):
+        # Beams are sequences of their own inside the engine.
+        samples = max(samples, 2)
+    return samples
+
+
+def _check_chat(body: dict[str, Any]) -> int:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise _refused("messages is empty or no list", "messages")
+    for position, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise _refused(f"messages[{position}] is no object with a role", "messages")
+    if "prompt" in body:
+        raise _refused("prompt belongs to /v1/completions", "prompt")
+    return 1
+
+
+def _check_completion(body: dict[str, Any], settings: Settings) -> int:
+    """Check the prompt; return the number of prompts."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, str):
+        return 1
+    if not isinstance(prompt, list) or not prompt:
+        raise _refused("prompt is missing or empty", "prompt")
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        _check_ids(prompt)
+        return 1
+    if len(prompt) > settings.max_prompts:
+        raise _refused(f"more than {settings.max_prompts} prompts in one request", "prompt")
+    if kinds == {list}:
+        for ids in prompt:
+            _check_ids(ids)
+        return len(prompt)
+    if kinds != {str}:
+        raise _refused("prompt is neither text, nor token ids, nor a list of those", "prompt")
+    return len(prompt)
+
+
+def _check_ids(ids: list[Any]) -> None:
+    if not ids or set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= 2**32 - 1:
+        raise _refused("prompt holds a list that is no list of token ids", "prompt")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _refused(message: str, param: str | None = None, code: str = "invalid_request") -> RefusedError:
+    return RefusedError(bad_request(message, param, code))

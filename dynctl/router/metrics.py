@@ -1,0 +1,156 @@
+"""The router's counters and histograms, and their Prometheus text. Names and meanings: docs/metrics.md.
+
+Not here: when something is counted. Pure.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+
+PREFIX = "dynctl_router_"
+
+_TTFT_BOUNDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4),
+    *(0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_ITL_BOUNDS = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04),
+    *(0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+_DECISION_BOUNDS = (
+    *(10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6),
+    *(1e-3, 2e-3, 5e-3, 10e-3, 50e-3),
+)
+
+
+class Counter:
+    """A counter, by the values of its labels."""
+
+    __slots__ = ("_help", "_labels", "_name", "_values")
+
+    def __init__(self, name: str, text: str, labels: tuple[str, ...] = ()) -> None:
+        self._name = PREFIX + name
+        self._help = text
+        self._labels = labels
+        self._values: dict[tuple[str, ...], float] = {} if labels else {(): 0.0}
+
+    def add(self, *labels: str, by: float = 1.0) -> None:
+        """Count."""
+        self._values[labels] = self._values.get(labels, 0.0) + by
+
+    def value(self, *labels: str) -> float:
+        """The count under these labels."""
+        return self._values.get(labels, 0.0)
+
+    def lines(self) -> Iterable[str]:
+        """The exposition lines."""
+        yield f"# HELP {self._name} {self._help}"
+        yield f"# TYPE {self._name} counter"
+        for labels, value in self._values.items():
+            yield f"{self._name}{_label_text(self._labels, labels)} {_number(value)}"
+
+
+class Histogram:
+    """A histogram without labels."""
+
+    __slots__ = ("_bounds", "_counts", "_help", "_name", "_sum")
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self._name = PREFIX + name
+        self._help = text
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Take a value in."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    @property
+    def count(self) -> int:
+        """Values taken in so far."""
+        return sum(self._counts)
+
+    def lines(self) -> Iterable[str]:
+        """The exposition lines."""
+        yield f"# HELP {self._name} {self._help}"
+        yield f"# TYPE {self._name} histogram"
+        total = 0
+        for bound, count in zip((*self._bounds, None), self._counts, strict=True):
+            total += count
+            edge = "+Inf" if bound is None else f"{bound:g}"
+            yield f'{self._name}_bucket{{le="{edge}"}} {total}'
+        yield f"{self._name}_sum {_number(self._sum)}"
+        yield f"{self._name}_count {total}"
+
+
+class Metrics:
+    """All that one router counts."""
+
+    def __init__(self) -> None:
+        self.requests = Counter(
+            "requests_total", "Generation requests that ended.", ("endpoint", "code")
+        )
+        self.errors = Counter("errors_total", "Requests that failed on our side.", ("reason",))
+        self.prompt_tokens = Counter("prompt_tokens_total", "Prompt tokens of completed requests.")
+        self.predicted_hit_tokens = Counter(
+            "predicted_hit_tokens_total", "Of those, expected in the prefilling engine's cache."
+        )
+        self.engine_cached_tokens = Counter(
+            "engine_cached_tokens_total", "Of those, cached as the engine says."
+        )
+        self.output_tokens = Counter(
+            "output_tokens_total", "Generated tokens of completed requests."
+        )
+        self.retries = Counter("retries_total", "Attempts after the first.", ("leg", "reason"))
+        self.stream_broken = Counter(
+            "stream_broken_total", "Streams ended in an error event.", ("reason",)
+        )
+        self.handoffs = Counter("handoffs_total", "Prefill to decode hand-offs.", ("result",))
+        self.local_prefill = Counter(
+            "local_prefill_total", "Requests a decode engine prefilled itself.", ("reason",)
+        )
+        self.client_gone = Counter("client_gone_total", "Clients that left early.", ("phase",))
+        self.tokenized = Counter("tokenized_total", "How prompts were tokenised.", ("how",))
+        self.engine_failures = Counter(
+            "engine_failures_total", "Failed attempts.", ("engine", "reason")
+        )
+        self.kv_frames = Counter("kv_frames_total", "KV index updates applied.", ("kind",))
+        self.ttft = Histogram("ttft_seconds", "Time to the first token of streams.", _TTFT_BOUNDS)
+        self.itl = Histogram("itl_seconds", "Gap between token events of streams.", _ITL_BOUNDS)
+        self.queue = Histogram("queue_seconds", "Wait for an engine with room.", _TTFT_BOUNDS)
+        self.decision = Histogram("decision_seconds", "One placement.", _DECISION_BOUNDS)
+
+    def exposition(self, gauges: Iterable[str]) -> bytes:
+        """Write everything as text; `gauges` are the lines of values read at this moment."""
+        parts: list[str] = []
+        for family in vars(self).values():
+            parts += family.lines()
+        parts += gauges
+        return ("\n".join(parts) + "\n").encode()
+
+
+def gauge(
+    name: str, text: str, values: Mapping[tuple[str, ...], float], labels: tuple[str, ...] = ()
+) -> Iterable[str]:
+    """The exposition lines of a gauge, by the values of its labels."""
+    name = PREFIX + name
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} gauge"
+    for key, value in values.items():
+        yield f"{name}{_label_text(labels, key)} {_number(value)}"
+
+
+def _label_text(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+    if not names:
+        return ""
+    pairs = (f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True))
+    return "{" + ",".join(pairs) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
