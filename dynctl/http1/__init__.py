@@ -1,1 +1,1 @@
-"""HTTP/1.1 on raw asyncio protocols: framing guard, server, upstream pools, SSE borders."""
+"""HTTP/1.1 on raw protocols: framing guard, server, upstream pools, event borders. Pure."""

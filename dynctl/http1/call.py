@@ -1,0 +1,164 @@
+"""One request to an origin under way, and what its receiver must offer. No sockets here.
+
+A call ends exactly once: by `on_end`, by `on_error`, or silently by `cancel`.
+Pure.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from dynctl.errors import DynctlError
+from dynctl.http1.message import Header
+
+if TYPE_CHECKING:
+    from dynctl.http1.connection import Connection
+    from dynctl.http1.upstream import Upstream
+
+
+class UpstreamError(DynctlError):
+    """Raised when an origin gave no proper answer; `on_error` receives it as a value."""
+
+    def __init__(self, kind: str, message: str, *, before_first_byte: bool) -> None:
+        super().__init__(message)
+        self.kind = kind
+        """`connect`, `closed`, `protocol` or `timeout`."""
+        self.before_first_byte = before_first_byte
+        """No byte of an answer had arrived."""
+
+
+class ResponseSink(Protocol):
+    """Who receives an answer. The last call is exactly one of `on_end` and `on_error`."""
+
+    def on_head(self, status: int, headers: list[Header]) -> None:
+        """Take status and fields (names in lower case)."""
+
+    def on_data(self, data: bytes) -> None:
+        """Take a piece of the body, chunk framing removed."""
+
+    def on_end(self) -> None:
+        """The answer is complete."""
+
+    def on_error(self, error: UpstreamError) -> None:
+        """There will be no (more) answer."""
+
+
+class Call:
+    """One request under way."""
+
+    __slots__ = (
+        "_body",
+        "_connection",
+        "_head",
+        "_is_over",
+        "_is_safe",
+        "_pool",
+        "_task",
+        "has_received",
+        "has_sent",
+        "heard_tick",
+        "is_paused",
+        "sink",
+        "was_reused",
+    )
+
+    def __init__(
+        self, pool: "Upstream", head: bytes, body: bytes, sink: ResponseSink, is_safe: bool
+    ) -> None:
+        self._pool = pool
+        self._head = head
+        self._body = body
+        self._is_safe = is_safe
+        self._connection: Connection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_over = False
+        self.heard_tick = 0
+        """The pool's sweep during which the origin was last heard."""
+        self.sink = sink
+        self.has_sent = False
+        """Bytes of the request were given to a connection: the origin may have seen it."""
+        self.has_received = False
+        self.was_reused = False
+        """The connection had served another call before."""
+        self.is_paused = False
+
+    def cancel(self) -> None:
+        """Close the connection so that the origin sees it; no callback comes afterwards."""
+        if self._is_over:
+            return
+        self._is_over = True
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.drop()
+            self._pool.forget(connection)
+        if self._task is not None:
+            self._task.cancel()
+        self._pool.settle(self)
+
+    def pause(self) -> None:
+        """Stop reading the answer: the receiver is behind."""
+        self.is_paused = True
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        """Read on."""
+        self.is_paused = False
+        self.heard_tick = self._pool.tick
+        if self._connection is not None:
+            self._connection.resume()
+
+    # For pool and connection
+
+    @property
+    def is_over(self) -> bool:
+        """Ended, failed or cancelled."""
+        return self._is_over
+
+    def is_silent_since(self, tick: int) -> bool:
+        """Whether the origin owes bytes and gave none since a sweep."""
+        return self.heard_tick < tick and not self.is_paused and self._connection is not None
+
+    def wait_for(self, task: asyncio.Task[None]) -> None:
+        """Note the task that opens a connection for this call."""
+        self._task = task
+
+    def ride(self, connection: "Connection") -> None:
+        """Send the request on a connection."""
+        self._task = None
+        self._connection = connection
+        self.was_reused = not connection.is_fresh
+        self.has_sent = True
+        self.heard_tick = self._pool.tick
+        connection.carry(self, self._head, self._body)
+        if self.is_paused:
+            connection.pause()
+
+    def end(self) -> None:
+        """Report a complete answer."""
+        if not self._is_over:
+            self._is_over = True
+            self._connection = None
+            self._pool.settle(self)
+            self.sink.on_end()
+
+    def fail(self, kind: str, message: str, connection: "Connection | None" = None) -> None:
+        """Report a failure, or try again where that cannot do a thing twice."""
+        if self._is_over:
+            return
+        self._connection = self._task = None
+        is_stale = kind == "closed" and self.was_reused and not self.has_received
+        if is_stale and self._is_safe and connection is not None:
+            self._pool.open_for(self)
+            return
+        self._is_over = True
+        self._pool.settle(self)
+        text = f"{self._pool.address}: {message}"
+        self.sink.on_error(UpstreamError(kind, text, before_first_byte=not self.has_received))
+
+    def expire(self) -> None:
+        """Give up on a silent origin."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.drop()
+            self._pool.forget(connection)
+        self.fail("timeout", "the origin went silent")

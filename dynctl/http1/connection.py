@@ -1,0 +1,231 @@
+"""One client connection to an origin: writes one request, parses one answer, is reused or closed.
+
+Not here: pooling, connecting, retries (`upstream`).
+IO: sockets (through asyncio transports).
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+import httptools
+
+from dynctl.http1.message import Header
+
+if TYPE_CHECKING:
+    from dynctl.http1.call import Call
+    from dynctl.http1.upstream import Upstream
+
+MAX_INTERIM_RESPONSES = 10
+_MAX_JOINED_BYTES = 64 * 1024
+
+
+class Connection(asyncio.Protocol):
+    """A connection of a pool. Internal to the package."""
+
+    __slots__ = (
+        "_call",
+        "_can_keep_alive",
+        "_has_head",
+        "_is_complete",
+        "_is_interim",
+        "_num_head_bytes",
+        "_num_interim",
+        "_pairs",
+        "_parser",
+        "_pool",
+        "_surplus",
+        "_transport",
+        "idle_since_s",
+        "is_fresh",
+    )
+
+    def __init__(self, pool: "Upstream") -> None:
+        self._pool = pool
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._parser = httptools.HttpResponseParser(self)
+        self._call: Call | None = None
+        self._pairs: list[Header] = []
+        self._has_head = False
+        self._is_interim = False
+        self._is_complete = False
+        self._can_keep_alive = False
+        self._surplus = False
+        self._num_head_bytes = 0
+        self._num_interim = 0
+        self.idle_since_s = 0.0
+        self.is_fresh = True
+        """Has not served a call yet."""
+
+    # The pool tells…
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether an idle connection may carry another call."""
+        return not self._transport.is_closing()
+
+    def carry(self, call: "Call", head: bytes, body: bytes) -> None:
+        """Send a request; its answer goes to the call."""
+        self._call = call
+        self._has_head = self._is_complete = self._surplus = False
+        self._num_head_bytes = self._num_interim = 0
+        transport = self._transport
+        if not body:
+            transport.write(head)
+        elif len(body) <= _MAX_JOINED_BYTES:
+            transport.write(head + body)
+        else:
+            transport.write(head)
+            transport.write(body)
+
+    def drop(self) -> None:
+        """Forget the call and close at once, so that the origin stops working on it."""
+        self._call = None
+        self._transport.abort()
+
+    def close(self) -> None:
+        """Close an idle connection."""
+        self._transport.close()
+
+    def pause(self) -> None:
+        """Stop reading the answer."""
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # The transport tells…
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport; the pool gives the first call."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse answer bytes; hand body pieces on as they are."""
+        call = self._call
+        if call is None:
+            # An origin that speaks unasked is not to be trusted with another request.
+            self._transport.abort()
+            return
+        call.has_received = True
+        call.heard_tick = self._pool.tick
+        if not self._has_head:
+            self._num_head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self._is_complete:
+                self._fail("protocol", f"malformed answer: {error}")
+                return
+            self._surplus = True
+        if self._call is None:
+            return
+        if self._is_complete:
+            self._release()
+        elif not self._has_head and self._num_head_bytes > self._pool.limits.max_head_bytes:
+            self._fail("protocol", "the head of the answer is too large")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the call that was under way."""
+        call = self._call
+        self._pool.forget(self)
+        if call is None:
+            return
+        if self._has_head and exc is None and self._ends_at_close:
+            self._call = None
+            call.end()
+            return
+        self._fail("closed", f"the connection was closed{f' ({exc})' if exc else ''}")
+
+    # The parser tells…
+
+    def on_message_begin(self) -> None:
+        """Notice a second answer to one request."""
+        if self._is_complete:
+            self._surplus = True
+        self._pairs = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Collect a field; those of trailers are dropped."""
+        if not self._has_head:
+            self._pairs.append((name.lower(), value.rstrip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        """Pass the head on, unless it is an interim answer."""
+        call = self._call
+        if call is None or self._surplus:
+            return
+        status = self._parser.get_status_code()
+        if status < 200:
+            self._is_interim = True
+            self._num_interim += 1
+            if self._num_interim > MAX_INTERIM_RESPONSES or status == 101:
+                self._fail("protocol", "too many interim answers, or a switch of protocols")
+            return
+        if self._is_head_too_large():
+            self._fail("protocol", "the head of the answer is too large")
+        elif status in (301, 302, 303, 307, 308):
+            self._fail("protocol", f"the origin answered with a redirect ({status})")
+        else:
+            self._has_head = True
+            call.sink.on_head(status, self._pairs)
+
+    def on_body(self, data: bytes) -> None:
+        """Pass a piece of the body on."""
+        call = self._call
+        if call is not None and not self._surplus:
+            call.sink.on_data(data)
+
+    def on_message_complete(self) -> None:
+        """Note the end; the connection is given back once the parser has returned."""
+        if self._is_interim:
+            self._is_interim = False
+        elif not self._surplus:
+            self._is_complete = True
+            self._can_keep_alive = self._parser.should_keep_alive()
+
+    # Ends…
+
+    def _is_head_too_large(self) -> bool:
+        limit = self._pool.limits.max_head_bytes
+        if self._num_head_bytes <= limit:
+            return False
+        # The bytes counted may include body: count the fields themselves.
+        return sum(len(name) + len(value) + 4 for name, value in self._pairs) > limit
+
+    @property
+    def _ends_at_close(self) -> bool:
+        """Without a length or chunks the end of the connection is the end of the body."""
+        return not any(name in (b"content-length", b"transfer-encoding") for name, _ in self._pairs)
+
+    def _release(self) -> None:
+        """Give the connection back first, so that `on_end` may use it for the next call."""
+        call = self._call
+        assert call is not None
+        self._call = None
+        transport = self._transport
+        is_clean = (
+            not self._surplus
+            and not transport.is_closing()
+            and self._can_keep_alive
+            and not transport.get_write_buffer_size()
+        )
+        if is_clean:
+            if call.is_paused:
+                transport.resume_reading()
+            self.is_fresh = False
+            self._pool.give_back(self)
+        else:
+            self._transport.abort()
+            self._pool.forget(self)
+        call.end()
+
+    def _fail(self, kind: str, message: str) -> None:
+        call = self._call
+        self._call = None
+        self._transport.abort()
+        self._pool.forget(self)
+        if call is not None:
+            call.fail(kind, message, self)

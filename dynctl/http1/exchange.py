@@ -1,0 +1,144 @@
+"""One request at a server and the answer being given to it.
+
+Not here: reading requests (`server_connection`), routes.
+IO: sockets (through the connection).
+"""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from dynctl.http1.message import Header, Request, field_lines, status_line
+
+if TYPE_CHECKING:
+    from dynctl.http1.server_connection import ServerConnection
+
+_MAX_JOINED_BYTES = 64 * 1024
+"""Bodies up to this size are joined with their head into one write."""
+
+
+class Exchange:
+    """One request and the answer being given; calls after the client left do nothing."""
+
+    __slots__ = (
+        "_connection",
+        "_is_chunked",
+        "is_finished",
+        "is_gone",
+        "is_started",
+        "must_close",
+        "on_gone",
+        "on_pause",
+        "on_resume",
+        "request",
+    )
+
+    def __init__(self, connection: "ServerConnection", request: Request) -> None:
+        self._connection = connection
+        self._is_chunked = False
+        self.request = request
+        self.must_close = not request.can_keep_alive
+        """The connection ends with this answer."""
+        self.is_started = False
+        self.is_finished = False
+        self.is_gone = False
+        """The client left before the answer was complete."""
+        self.on_gone: Callable[[], None] | None = None
+        self.on_pause: Callable[[], None] | None = None
+        """The client reads too slowly: stop producing until `on_resume`."""
+        self.on_resume: Callable[[], None] | None = None
+
+    def __repr__(self) -> str:
+        state = (
+            "gone"
+            if self.is_gone
+            else "finished"
+            if self.is_finished
+            else "started"
+            if self.is_started
+            else "open"
+        )
+        return f"<Exchange {self.request.method} {self.request.path} {state}>"
+
+    def respond(
+        self,
+        status: int,
+        body: bytes,
+        content_type: bytes = b"application/json",
+        headers: Iterable[Header] = (),
+    ) -> None:
+        """Give the whole answer at once."""
+        if self._begin():
+            return
+        extra = field_lines(headers) if headers else b""
+        if self._closes():
+            extra += b"connection: close\r\n"
+        head = b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n" % (
+            status_line(status),
+            content_type,
+            len(body),
+            extra,
+        )
+        connection = self._connection
+        if self.request.method == "HEAD":
+            connection.send(head)
+        elif len(body) <= _MAX_JOINED_BYTES:
+            connection.send(head + body)
+        else:
+            connection.send(head)
+            connection.send(body)
+        self._end()
+
+    def start(self, status: int, headers: Iterable[Header]) -> None:
+        """Begin a streamed answer; the length stays open until `finish`."""
+        if self._begin():
+            return
+        # HTTP/1.0 knows no chunks: there the end of the connection is the end of the body.
+        self._is_chunked = not self.request.is_http10
+        framing = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
+        if self._closes():
+            framing += b"connection: close\r\n"
+        self._connection.send(status_line(status) + field_lines(headers) + framing + b"\r\n")
+
+    def write(self, data: bytes) -> None:
+        """Send a piece of the body."""
+        if self.is_gone or not data:
+            return
+        if not self.is_started or self.is_finished:
+            raise RuntimeError("write outside a streamed answer")
+        if self.request.method == "HEAD":
+            return
+        self._connection.send(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+
+    def finish(self) -> None:
+        """End a streamed answer properly."""
+        if self.is_gone:
+            return
+        if not self.is_started or self.is_finished:
+            raise RuntimeError("finish outside a streamed answer")
+        if self._is_chunked and self.request.method != "HEAD":
+            self._connection.send(b"0\r\n\r\n")
+        self._end()
+
+    def abort(self) -> None:
+        """Cut the connection, so that the client sees the answer is not whole."""
+        if not self.is_gone and not self.is_finished:
+            self.is_finished = True
+            self._connection.cut()
+
+    def _begin(self) -> bool:
+        """Note that the answer starts; tell whether there is nobody to read it."""
+        if self.is_gone:
+            return True
+        if self.is_started:
+            raise RuntimeError("the answer has already begun")
+        self.is_started = True
+        return False
+
+    def _closes(self) -> bool:
+        if self._connection.server.is_closing:
+            self.must_close = True
+        return self.must_close
+
+    def _end(self) -> None:
+        self.is_finished = True
+        self._connection.exchange_finished(self.must_close)

@@ -1,0 +1,130 @@
+"""What a request and an answer are: nouns, status lines, head bytes. No sockets, no parsing. Pure."""
+
+import http
+import json
+from collections.abc import Iterable
+
+Header = tuple[bytes, bytes]
+"""Name in lower case, value without surrounding space."""
+
+_STATUS_LINES = {
+    status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode("ascii"))
+    for status in http.HTTPStatus
+}
+
+HOP_BY_HOP = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"http2-settings",
+    )
+)
+"""Fields that concern one connection only. Source: RFC 9110 section 7.6.1."""
+
+_NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+
+
+class Request:
+    """One request as the guard let it through; the body is filled in once it is there."""
+
+    __slots__ = (
+        "body",
+        "can_keep_alive",
+        "content_length_bytes",
+        "expects_continue",
+        "headers",
+        "is_chunked",
+        "is_http10",
+        "method",
+        "path",
+        "peer",
+        "peer_name",
+        "query",
+        "target",
+    )
+
+    def __init__(self, method: str, target: bytes, path: str, query: bytes) -> None:
+        self.method = method
+        self.target = target
+        """As it came: the only thing to route and authorise by, besides `path`."""
+        self.path = path
+        """Percent-decoded once; has no dot segments, no empty segments."""
+        self.query = query
+        self.headers: tuple[Header, ...] = ()
+        self.body = b""
+        self.peer = ""
+        """Address of the client, `unix` on a Unix socket."""
+        self.peer_name = ""
+        """Common name in the client's certificate; empty without one."""
+        self.content_length_bytes = 0
+        self.is_chunked = False
+        self.can_keep_alive = True
+        self.expects_continue = False
+        self.is_http10 = False
+
+    def header(self, name: bytes) -> bytes | None:
+        """Return the first value of a field (`name` in lower case), or None."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+
+class Rejection:
+    """An answer given before the body was read; the connection closes after it."""
+
+    __slots__ = ("body", "content_type", "headers", "status")
+
+    def __init__(
+        self,
+        status: int,
+        body: bytes,
+        content_type: bytes = b"application/json",
+        headers: Iterable[Header] = (),
+    ) -> None:
+        self.status = status
+        self.body = body
+        self.content_type = content_type
+        self.headers = tuple(headers)
+
+
+def error_body(message: str, code: str, kind: str = "invalid_request_error") -> bytes:
+    """Build an error document in the shape OpenAI clients read."""
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    return json.dumps({"error": error}).encode()
+
+
+def status_line(status: int) -> bytes:
+    """Give the first line of an answer, with its line end."""
+    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+
+
+def field_lines(headers: Iterable[Header]) -> bytes:
+    """Write header fields as lines.
+
+    Raises: ValueError when a line end hides in a name or value, which would start another message.
+    """
+    pairs = tuple(headers)
+    lines = b"".join([b"%b: %b\r\n" % pair for pair in pairs])
+    if lines.count(b"\n") != len(pairs) or lines.count(b"\r") != len(pairs):
+        raise ValueError("a header name or value contains a line end")
+    return lines
+
+
+def forwardable(headers: Iterable[Header]) -> list[Header]:
+    """Keep what may travel to the next hop: no hop-by-hop, framing, host or expect fields."""
+    pairs = tuple(headers)
+    named = {
+        token.strip().lower()
+        for name, value in pairs
+        if name == b"connection"
+        for token in value.split(b",")
+    }
+    return [pair for pair in pairs if pair[0] not in _NOT_FORWARDED and pair[0] not in named]

@@ -1,0 +1,447 @@
+import asyncio
+import os
+import socket
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from dynctl.http1.server import Exchange, Rejection, ServerLimits, serve
+
+CLOSE = b"GET /last HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+
+
+def request(path: bytes = b"/", body: bytes = b"", extra: bytes = b"") -> bytes:
+    length = b"Content-Length: %d\r\n" % len(body) if body else b""
+    return b"POST %b HTTP/1.1\r\nHost: a\r\n%b%b\r\n%b" % (path, length, extra, body)
+
+
+def bodies(answer: bytes) -> list[bytes]:
+    """Split answers that carry a content-length."""
+    found = []
+    while answer:
+        head, _, rest = answer.partition(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        found.append(rest[:length])
+        answer = rest[length:]
+    return found
+
+
+def test_a_request_with_a_body_is_answered(run, server_at, talk):
+    async def main():
+        async with server_at() as server:
+            answer = await talk(server.port, request(b"/x", b"hello") + CLOSE)
+            assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert bodies(answer) == [b"POST /x hello", b"GET /last "]
+
+    run(main)
+
+
+def test_a_hundred_pipelined_requests_are_answered_in_order(run, server_at, talk):
+    async def main():
+        async with server_at() as server:
+            wire = b"".join(request(b"/%d" % i, b"b%d" % i) for i in range(99)) + CLOSE
+            answer = await talk(server.port, wire)
+            assert bodies(answer)[:99] == [b"POST /%d b%d" % (i, i) for i in range(99)]
+
+    run(main)
+
+
+def test_pipelined_requests_to_a_slow_handler_are_answered_in_order(run, server_at, talk):
+    async def main():
+        loop = asyncio.get_running_loop()
+
+        def slow_then_fast(exchange: Exchange) -> None:
+            body = exchange.request.target
+            delay_s = 0.05 if exchange.request.path == "/slow" else 0
+            loop.call_later(delay_s, lambda: exchange.respond(200, body))
+
+        async with server_at(slow_then_fast) as server:
+            answer = await talk(server.port, request(b"/slow") + request(b"/fast") + CLOSE)
+            assert bodies(answer) == [b"/slow", b"/fast", b"/last"]
+
+    run(main)
+
+
+def test_a_refused_request_ends_the_connection_and_later_ones_are_not_served(run, server_at, talk):
+    async def main():
+        async with server_at() as server:
+            bad = b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\n"
+            answer = await talk(server.port, request(b"/ok"), bad + CLOSE)
+            assert answer.count(b"HTTP/1.1 ") == 2
+            assert b"HTTP/1.1 400 Bad Request\r\n" in answer
+            assert b"connection: close\r\n" in answer
+            assert b"/last" not in answer
+            assert server.num_requests == 1
+            assert server.num_rejected == {"framing": 1}
+
+    run(main)
+
+
+def test_a_chunked_body_is_joined_and_what_follows_is_the_next_request(run, server_at, talk):
+    async def main():
+        async with server_at() as server:
+            wire = request(b"/c", extra=b"Transfer-Encoding: chunked\r\n")
+            wire += b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nT: v\r\n\r\n" + CLOSE
+            assert bodies(await talk(server.port, wire)) == [b"POST /c abcde", b"GET /last "]
+
+    run(main)
+
+
+def test_a_stream_is_chunked_and_the_connection_lives_on(run, server_at, talk):
+    async def main():
+        def stream(exchange: Exchange) -> None:
+            exchange.start(200, [(b"content-type", b"text/event-stream")])
+            exchange.write(b"one")
+            exchange.write(b"")
+            exchange.write(b"two")
+            exchange.finish()
+
+        async with server_at(stream) as server:
+            answer = await talk(server.port, request() + CLOSE)
+            assert answer.count(b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n") == 2
+
+    run(main)
+
+
+def test_an_http10_client_gets_a_stream_without_chunks(run, server_at, talk):
+    async def main():
+        def stream(exchange: Exchange) -> None:
+            exchange.start(200, [])
+            exchange.write(b"one")
+            exchange.finish()
+
+        async with server_at(stream) as server:
+            answer = await talk(server.port, b"GET / HTTP/1.0\r\n\r\n")
+            assert answer.endswith(b"\r\n\r\none")
+            assert b"chunked" not in answer
+
+    run(main)
+
+
+def test_a_head_request_gets_no_body(run, server_at, talk):
+    async def main():
+        async with server_at() as server:
+            head = b"HEAD / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+            answer = await talk(server.port, head)
+            assert answer.endswith(b"\r\n\r\n")
+            assert b"content-length: 7\r\n" in answer
+
+    run(main)
+
+
+def test_continue_is_sent_only_after_admission(run, server_at):
+    async def main():
+        def admit(request):
+            if request.header(b"authorization") != b"Bearer k":
+                return Rejection(401, b"no", b"text/plain")
+            return None
+
+        async def first_line(port: int, extra: bytes) -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nExpect: 100-continue\r\n"
+            writer.write(head + extra + b"\r\n")
+            line = await reader.readline()
+            if b"100" in line:
+                writer.write(b"hi")
+                await reader.readline()
+                line += await reader.readline()
+            writer.close()
+            await writer.wait_closed()
+            return line
+
+        async with server_at(admit=admit) as server:
+            assert await first_line(server.port, b"") == b"HTTP/1.1 401 Unauthorized\r\n"
+            admitted = await first_line(server.port, b"Authorization: Bearer k\r\n")
+            assert admitted == b"HTTP/1.1 100 Continue\r\nHTTP/1.1 200 OK\r\n"
+            assert server.num_requests == 1
+
+    run(main)
+
+
+def test_a_rejected_upload_still_reads_its_answer(run, server_at):
+    async def main():
+        async with server_at(admit=lambda _: Rejection(403, b"no")) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(request(b"/", b"x" * 8_000_000))
+            assert await reader.readline() == b"HTTP/1.1 403 Forbidden\r\n"
+            writer.close()
+            await asyncio.wait([asyncio.ensure_future(writer.wait_closed())])
+
+    run(main)
+
+
+@pytest.mark.parametrize("phase", ["waiting", "streaming"])
+def test_a_client_that_leaves_is_reported_once(run, server_at, phase):
+    async def main():
+        gone: asyncio.Future[Exchange] = asyncio.get_running_loop().create_future()
+
+        def wait_for_end(exchange: Exchange) -> None:
+            if phase == "streaming":
+                exchange.start(200, [])
+                exchange.write(b"first")
+            exchange.on_gone = lambda: gone.set_result(exchange)
+
+        async with server_at(wait_for_end) as server:
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(request())
+            await asyncio.sleep(0.02)
+            writer.close()
+            await writer.wait_closed()
+            exchange = await asyncio.wait_for(gone, 5)
+            assert exchange.is_gone
+            # All of these go nowhere, silently.
+            exchange.write(b"more") if phase == "streaming" else exchange.respond(200, b"")
+            exchange.abort()
+            assert not exchange.is_finished
+
+    run(main)
+
+
+def test_a_half_closed_client_is_served_when_the_limits_allow(run, server_at, talk):
+    async def main():
+        loop = asyncio.get_running_loop()
+
+        def later(exchange: Exchange) -> None:
+            loop.call_later(0.05, lambda: exchange.respond(200, b"late"))
+
+        limits = ServerLimits(is_half_close_gone=False)
+        async with server_at(later, limits=limits) as server:
+            answer = await talk(server.port, request(), shut=True)
+            assert answer.endswith(b"late")
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "status"),
+    [
+        ([], b"408"),
+        ([b"GET / HT"], b"408"),
+        ([b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nab"], b"408"),
+    ],
+    ids=["nothing", "head", "body"],
+)
+def test_a_request_that_stalls_is_answered_408(run, server_at, talk, pieces, status):
+    async def main():
+        limits = ServerLimits(head_timeout_s=0.2, body_gap_timeout_s=0.2, linger_s=0.2)
+        async with server_at(limits=limits) as server:
+            answer = await talk(server.port, *pieces)
+            assert answer.split(b" ")[1] == status
+            assert server.num_requests == 0
+
+    run(main)
+
+
+def test_a_head_that_trickles_is_cut_at_the_absolute_timeout(run, server_at):
+    async def main():
+        async with server_at(limits=ServerLimits(head_timeout_s=0.4, linger_s=0.2)) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            answer = b""
+            for byte in request(extra=b"X: " + b"y" * 200 + b"\r\n"):
+                writer.write(bytes((byte,)))
+                try:
+                    answer = await asyncio.wait_for(reader.readline(), 0.02)
+                    break
+                except TimeoutError:
+                    continue
+            assert answer.startswith(b"HTTP/1.1 408")
+            writer.close()
+            await asyncio.wait([asyncio.ensure_future(writer.wait_closed())])
+
+    run(main)
+
+
+def test_an_idle_connection_is_closed_silently(run, server_at, talk):
+    async def main():
+        async with server_at(limits=ServerLimits(idle_timeout_s=0.2)) as server:
+            answer = await talk(server.port, request(b"/x"))
+            assert bodies(answer) == [b"POST /x "]
+
+    run(main)
+
+
+def test_a_slow_reader_pauses_the_producer_and_is_cut(run, server_at):
+    async def main():
+        events: list[str] = []
+        gone = asyncio.Event()
+
+        def flood(exchange: Exchange) -> None:
+            exchange.on_pause = lambda: events.append("pause")
+            exchange.on_resume = lambda: events.append("resume")
+            exchange.on_gone = lambda: (events.append("gone"), gone.set())
+            exchange.start(200, [])
+            for _ in range(2_000):
+                exchange.write(b"z" * 8192)
+
+        limits = ServerLimits(write_timeout_s=0.3)
+        async with server_at(flood, limits=limits) as server:
+            sock = socket.socket()
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", server.port))
+            await asyncio.get_running_loop().sock_sendall(sock, request())
+            await asyncio.wait_for(gone.wait(), 10)
+            sock.close()
+            assert events == ["pause", "gone"]
+            assert server.num_rejected == {"slow_reader": 1}
+
+    run(main)
+
+
+def test_a_reader_that_catches_up_resumes_the_producer(run, server_at):
+    async def main():
+        def flood(exchange: Exchange) -> None:
+            exchange.start(200, [])
+            exchange.on_resume = exchange.finish
+            for _ in range(1_000):
+                exchange.write(b"z" * 8192)
+
+        async with server_at(flood) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(request())
+            received = 0
+            while not (data := await reader.read(65536)).endswith(b"\r\n0\r\n\r\n"):
+                received += len(data)
+            assert received + len(data) > 8_192_000
+            writer.close()
+            await writer.wait_closed()
+
+    run(main)
+
+
+def test_a_pipelining_client_that_reads_nothing_is_not_served_without_bound(run, server_at):
+    async def main():
+        def big(exchange: Exchange) -> None:
+            exchange.respond(200, b"x" * 300_000)
+
+        async with server_at(big) as server:
+            sock = socket.socket()
+            sock.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(sock, ("127.0.0.1", server.port))
+            await loop.sock_sendall(sock, request() * 1_000)
+            await asyncio.sleep(0.3)
+            assert server.num_requests < 100
+            sock.close()
+
+    run(main)
+
+
+def test_a_connection_beyond_the_limit_is_answered_503(run, server_at, talk):
+    async def main():
+        async with server_at(limits=ServerLimits(max_connections=1, linger_s=0.2)) as server:
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            await asyncio.sleep(0.02)
+            answer = await talk(server.port)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            writer.close()
+            await writer.wait_closed()
+
+    run(main)
+
+
+def test_a_failing_handler_is_a_500_and_is_reported(server_at, talk):
+    async def main():
+        faults: list[dict] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+
+        def broken(exchange: Exchange) -> None:
+            if exchange.request.path == "/late":
+                exchange.start(200, [])
+            raise RuntimeError("boom")
+
+        async with server_at(broken) as server:
+            answer = await talk(server.port, request(b"/early") + request(b"/late"))
+            assert answer.startswith(b"HTTP/1.1 500 ")
+            assert not answer.endswith(b"0\r\n\r\n")
+            assert [str(fault["exception"]) for fault in faults] == ["boom", "boom"]
+
+    asyncio.run(main())
+
+
+def test_closing_lets_answers_end_and_refuses_new_connections(run, server_at):
+    async def main():
+        loop = asyncio.get_running_loop()
+        limits = ServerLimits()
+
+        def later(exchange: Exchange) -> None:
+            loop.call_later(0.1, lambda: exchange.respond(200, b"done"))
+
+        server = await serve(later, host="127.0.0.1", port=0, limits=limits)
+        idle_reader, idle_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request())
+        await asyncio.sleep(0.02)
+        await server.close(5)
+        answer = await reader.read()
+        assert b"connection: close\r\n" in answer
+        assert answer.endswith(b"done")
+        assert await idle_reader.read() == b""
+        with pytest.raises(OSError):
+            await asyncio.open_connection("127.0.0.1", server.port)
+        for one in (writer, idle_writer):
+            one.close()
+            await one.wait_closed()
+
+    run(main)
+
+
+def test_closing_cuts_what_outlasts_its_grace(run):
+    async def main():
+        gone: list[Exchange] = []
+
+        def never(exchange: Exchange) -> None:
+            exchange.on_gone = lambda: gone.append(exchange)
+
+        server = await serve(never, host="127.0.0.1", port=0)
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request())
+        await asyncio.sleep(0.02)
+        await server.close(0.1)
+        assert len(gone) == 1
+        assert server.num_connections == 0
+        writer.close()
+        await asyncio.wait([asyncio.ensure_future(writer.wait_closed())])
+
+    run(main)
+
+
+def test_a_unix_socket_is_private_replaces_a_dead_one_and_goes_with_the_server(run, server_at):
+    async def main():
+        with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+            path = Path(folder, "s")
+            dead = socket.socket(socket.AF_UNIX)
+            dead.bind(str(path))
+            dead.close()
+            server = await serve(lambda exchange: exchange.respond(200, b"u"), path=path)
+            assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+            with pytest.raises(OSError):
+                await serve(lambda _: None, path=path)
+            reader, writer = await asyncio.open_unix_connection(str(path))
+            writer.write(CLOSE)
+            assert (await reader.read()).endswith(b"u")
+            writer.close()
+            await writer.wait_closed()
+            await server.close(0)
+            assert not path.exists()
+
+    run(main)
+
+
+def test_answer_headers_cannot_smuggle_a_line_end(run, server_at, talk):
+    async def main():
+        caught: list[str] = []
+
+        def smuggle(exchange: Exchange) -> None:
+            try:
+                exchange.respond(200, b"", headers=[(b"x", b"a\r\nset-cookie: b")])
+            except ValueError as error:
+                caught.append(str(error))
+            exchange.abort()
+
+        async with server_at(smuggle) as server:
+            await asyncio.wait([asyncio.ensure_future(talk(server.port, request()))])
+            assert len(caught) == 1
+
+    run(main)

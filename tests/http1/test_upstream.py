@@ -1,0 +1,515 @@
+import asyncio
+import socket
+import tempfile
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from dynctl.http1.server import Exchange, serve
+from dynctl.http1.upstream import Address, Upstream, UpstreamError, UpstreamLimits
+
+
+class Recorder:
+    """A sink that keeps everything."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.data: list[bytes] = []
+        self.error: UpstreamError | None = None
+        self.num_ends = 0
+        self.over = asyncio.Event()
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.data)
+
+    def on_head(self, status, headers):
+        assert not self.over.is_set()
+        self.status, self.headers = status, headers
+
+    def on_data(self, data):
+        assert not self.over.is_set()
+        self.data.append(data)
+
+    def on_end(self):
+        self.num_ends += 1
+        self.over.set()
+
+    def on_error(self, error):
+        self.num_ends += 1
+        self.error = error
+        self.over.set()
+
+
+@asynccontextmanager
+async def pool_at(port: int, **limits):
+    pool = Upstream(Address("127.0.0.1", port), UpstreamLimits(**limits))
+    try:
+        yield pool
+    finally:
+        await pool.close()
+        assert (pool.num_active, pool.num_connections) == (0, 0)
+
+
+@asynccontextmanager
+async def scripted(*answers: bytes | None, close: bool = True):
+    """A server that gives the n-th answer to the n-th request; None closes without one."""
+    seen: list[bytes] = []
+    left = list(answers)
+
+    async def converse(reader, writer):
+        try:
+            while left:
+                head = await reader.readuntil(b"\r\n\r\n")
+                seen.append(head)
+                answer = left.pop(0)
+                if answer is None:
+                    break
+                writer.write(answer)
+                await writer.drain()
+            if not close:
+                await reader.read()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(converse, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1], seen
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+async def get(pool: Upstream, target: str = "/") -> Recorder:
+    sink = Recorder()
+    pool.send("GET", target, (), b"", sink)
+    await asyncio.wait_for(sink.over.wait(), 10)
+    return sink
+
+
+def test_calls_reuse_one_connection(run, server_at):
+    async def main():
+        async with server_at() as server, pool_at(server.port) as pool:
+            for number in range(5):
+                answer = await pool.fetch("POST", "/x", [(b"a", b"b")], b"body%d" % number)
+                assert answer.status == 200
+                assert answer.body == b"POST /x body%d" % number
+            assert server.num_connections == 1
+            assert pool.num_connections == 1
+
+    run(main)
+
+
+def test_a_unix_socket_is_reached(run):
+    async def main():
+        with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+            path = str(Path(folder, "s"))
+            server = await serve(lambda exchange: exchange.respond(201, b"u"), path=path)
+            pool = Upstream(Address(path=path))
+            answer = await pool.fetch("GET", "/")
+            assert (answer.status, answer.body) == (201, b"u")
+            await pool.close()
+            await server.close(1)
+
+    run(main)
+
+
+def test_a_stream_arrives_in_pieces_and_ends_once(run, server_at):
+    async def main():
+        def stream(exchange: Exchange) -> None:
+            exchange.start(200, [(b"content-type", b"text/event-stream")])
+            for number in range(64):
+                exchange.write(b"data: %d\n\n" % number)
+            exchange.finish()
+
+        async with server_at(stream) as server, pool_at(server.port) as pool:
+            for _ in range(3):
+                sink = await get(pool)
+                assert sink.body == b"".join(b"data: %d\n\n" % n for n in range(64))
+                assert sink.error is None
+                assert sink.num_ends == 1
+            assert server.num_connections == 1
+
+    run(main)
+
+
+def test_large_bodies_pass_both_ways(run, server_at):
+    async def main():
+        body = b"x" * 5_000_000
+        async with server_at() as server, pool_at(server.port) as pool:
+            answer = await pool.fetch("POST", "/", (), body)
+            assert answer.body == b"POST / " + body
+
+    run(main)
+
+
+def test_a_refused_connection_is_a_connect_error(run):
+    async def main():
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            async with pool_at(unused.getsockname()[1]) as pool:
+                sink = await get(pool)
+                assert sink.error.kind == "connect"
+                assert sink.error.before_first_byte
+
+    run(main)
+
+
+def test_a_connection_that_is_never_made_times_out(run):
+    async def main():
+        # A full backlog: the kernel drops further SYNs.
+        with socket.socket() as deaf, socket.socket() as first, socket.socket() as second:
+            deaf.bind(("127.0.0.1", 0))
+            deaf.listen(0)
+            for filler in (first, second):
+                filler.setblocking(False)
+                filler.connect_ex(deaf.getsockname())
+            async with pool_at(deaf.getsockname()[1], connect_timeout_s=0.2) as pool:
+                sink = await get(pool)
+                assert sink.error.kind == "connect"
+                assert "0.2 s" in str(sink.error)
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "before_first_byte"),
+    [
+        (None, "closed", True),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc", "closed", False),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", "closed", False),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n0\r\n\r\n",
+            "protocol",
+            False,
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\nabc",
+            "protocol",
+            False,
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabc",
+            "protocol",
+            False,
+        ),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nabc", "closed", False),
+        (b"HTTP/1.1 20", "closed", False),
+        (b"SSH-2.0-OpenSSH\r\n", "protocol", False),
+        (
+            b"HTTP/1.1 302 Found\r\nLocation: http://169.254.169.254/\r\nContent-Length: 0\r\n\r\n",
+            "protocol",
+            False,
+        ),
+        (
+            b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
+            "protocol",
+            False,
+        ),
+        (b"HTTP/1.1 103 Early Hints\r\n\r\n" * 11, "protocol", False),
+        (
+            b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000 + b"\r\nContent-Length: 0\r\n\r\n",
+            "protocol",
+            False,
+        ),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000, "protocol", False),
+    ],
+)
+def test_a_broken_answer_is_one_error(run, answer, kind, before_first_byte):
+    async def main():
+        async with scripted(answer) as (port, seen), pool_at(port) as pool:
+            sink = await get(pool)
+            assert sink.error is not None
+            assert (sink.error.kind, sink.error.before_first_byte) == (kind, before_first_byte)
+            assert sink.num_ends == 1
+            assert len(seen) == 1
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "body"),
+    [
+        (
+            b"HTTP/1.1 103 Early Hints\r\n\r\n" * 10
+            + b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na",
+            200,
+            b"a",
+        ),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nto the end", 200, b"to the end"),
+        (b"HTTP/1.0 200 OK\r\n\r\nold", 200, b"old"),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", 204, b""),
+        (b"HTTP/1.1 503 Busy\r\nRetry-After: 1\r\nContent-Length: 2\r\n\r\nno", 503, b"no"),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nTrailer: x\r\n\r\n",
+            200,
+            b"a",
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"x" * 200_000,
+            200,
+            b"x" * 200_000,
+        ),
+    ],
+)
+def test_a_proper_answer_is_delivered(run, answer, status, body):
+    async def main():
+        async with scripted(answer) as (port, _), pool_at(port) as pool:
+            sink = await get(pool)
+            assert (sink.error, sink.status, sink.body) == (None, status, body)
+            assert b"trailer" not in dict(sink.headers)
+
+    run(main)
+
+
+def test_a_second_unasked_answer_is_never_taken_for_the_next_request(run):
+    async def main():
+        good = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n"
+        async with (
+            scripted(good + b"a" + good + b"EVIL", good + b"c") as (port, seen),
+            pool_at(port) as pool,
+        ):
+            assert (await get(pool, "/1")).body == b"a"
+            second = await get(pool, "/2")
+            assert second.body == b"c"
+            assert len(seen) == 2
+
+    run(main)
+
+
+def test_a_stale_connection_is_replaced_for_safe_methods_only(run):
+    async def main():
+        ok = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+        async with scripted(ok, None, ok, None) as (port, seen), pool_at(port) as pool:
+            assert (await get(pool)).status == 200
+            assert (await get(pool)).status == 200
+            assert len(seen) == 3
+            sink = Recorder()
+            call = pool.send("POST", "/", (), b"x", sink)
+            await asyncio.wait_for(sink.over.wait(), 10)
+            assert sink.error.kind == "closed"
+            assert sink.error.before_first_byte
+            assert call.was_reused
+            assert call.has_sent
+            assert len(seen) == 4
+
+    run(main)
+
+
+def test_cancel_closes_the_connection_and_silences_the_sink(run, server_at):
+    async def main():
+        gone = asyncio.Event()
+
+        def stream(exchange: Exchange) -> None:
+            exchange.on_gone = gone.set
+            exchange.start(200, [])
+            exchange.write(b"first")
+
+        async with server_at(stream) as server, pool_at(server.port) as pool:
+            sink = Recorder()
+            call = pool.send("GET", "/", (), b"", sink)
+            while not sink.data:
+                await asyncio.sleep(0.005)
+            call.cancel()
+            call.cancel()
+            await asyncio.wait_for(gone.wait(), 1)
+            assert sink.num_ends == 0
+            assert (pool.num_active, pool.num_connections) == (0, 0)
+
+    run(main)
+
+
+def test_cancel_inside_a_callback_stops_further_data(run):
+    async def main():
+        chunks = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 50
+        async with scripted(chunks, close=False) as (port, _), pool_at(port) as pool:
+
+            class Impatient(Recorder):
+                def on_data(self, data):
+                    super().on_data(data)
+                    call.cancel()
+
+            sink = Impatient()
+            call = pool.send("GET", "/", (), b"", sink)
+            while not sink.data:
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.02)
+            assert sink.body == b"a"
+            assert sink.num_ends == 0
+
+    run(main)
+
+
+def test_cancel_while_connecting_frees_the_slot(run, server_at):
+    async def main():
+        async with server_at() as server, pool_at(server.port, max_connections=1) as pool:
+            sink = Recorder()
+            pool.send("GET", "/", (), b"", sink).cancel()
+            assert (await get(pool)).status == 200
+            assert sink.num_ends == 0
+
+    run(main)
+
+
+def test_calls_beyond_the_limit_wait_their_turn(run, server_at):
+    async def main():
+        async with server_at() as server, pool_at(server.port, max_connections=2) as pool:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(get(pool, f"/{n}")) for n in range(20)]
+            assert [task.result().body for task in tasks] == [b"GET /%d " % n for n in range(20)]
+            assert server.num_connections <= 2
+
+    run(main)
+
+
+def test_a_call_that_waits_too_long_for_a_slot_fails(run, server_at):
+    async def main():
+        async with (
+            server_at(lambda _: None) as server,
+            pool_at(server.port, max_connections=1, connect_timeout_s=0.3) as pool,
+        ):
+            pool.send("GET", "/", (), b"", Recorder())
+            sink = await get(pool)
+            assert sink.error.kind == "connect"
+            assert "in use" in str(sink.error)
+
+    run(main)
+
+
+def test_a_silent_origin_times_out(run, server_at):
+    async def main():
+        async with (
+            server_at(lambda _: None) as server,
+            pool_at(server.port, silence_timeout_s=0.3) as pool,
+        ):
+            sink = await get(pool)
+            assert (sink.error.kind, sink.error.before_first_byte) == ("timeout", True)
+            with pytest.raises(UpstreamError, match="no complete answer within"):
+                await pool.fetch("GET", "/", timeout_s=0.05)
+
+    run(main)
+
+
+def test_pause_stops_the_flow_and_resume_continues_it(run):
+    async def main():
+        body = b"x" * 20_000_000
+        answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        async with scripted(answer) as (port, _), pool_at(port) as pool:
+
+            class Pausing(Recorder):
+                def on_data(self, data):
+                    super().on_data(data)
+                    if len(self.data) == 1:
+                        call.pause()
+
+            sink = Pausing()
+            call = pool.send("GET", "/", (), b"", sink)
+            while not sink.data:
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.1)
+            assert len(sink.body) < 2_000_000
+            call.resume()
+            await asyncio.wait_for(sink.over.wait(), 10)
+            assert sink.body == body
+
+    run(main)
+
+
+def test_fetch_refuses_an_answer_that_is_too_large(run, server_at):
+    async def main():
+        def big(exchange: Exchange) -> None:
+            exchange.respond(200, b"x" * 10_000)
+
+        async with server_at(big) as server, pool_at(server.port) as pool:
+            with pytest.raises(UpstreamError, match="larger than 100 bytes"):
+                await pool.fetch("GET", "/", max_body_bytes=100)
+
+    run(main)
+
+
+def test_idle_connections_are_closed_in_time(run, server_at):
+    async def main():
+        async with server_at() as server, pool_at(server.port, idle_timeout_s=0.2) as pool:
+            await pool.fetch("GET", "/")
+            for _ in range(100):
+                if not server.num_connections:
+                    break
+                await asyncio.sleep(0.05)
+            assert (pool.num_connections, server.num_connections) == (0, 0)
+
+    run(main)
+
+
+def test_no_slot_leaks_under_random_cancellation(run, server_at):
+    async def main():
+        loop = asyncio.get_running_loop()
+
+        def sometimes_slow(exchange: Exchange) -> None:
+            if server.num_requests % 3:
+                exchange.start(200, [])
+                exchange.write(b"a")
+                loop.call_later(0.002, exchange.write, b"b")
+                loop.call_later(0.004, lambda: exchange.is_gone or exchange.finish())
+            else:
+                exchange.respond(200, b"ab")
+
+        async with (
+            server_at(sometimes_slow) as server,
+            pool_at(server.port, max_connections=20, connect_timeout_s=20) as pool,
+        ):
+            kept = []
+            for number in range(3_000):
+                sink = Recorder()
+                call = pool.send("GET", "/", (), b"", sink)
+                if number % 5 < 3:
+                    loop.call_later((number % 7) / 1000, call.cancel)
+                else:
+                    kept.append(sink)
+                if number % 25 == 0:
+                    await asyncio.sleep(0.002)
+            for sink in kept:
+                await asyncio.wait_for(sink.over.wait(), 20)
+            assert all(sink.body == b"ab" and sink.num_ends == 1 for sink in kept)
+            assert pool.num_active == 0
+            assert pool.num_connections <= 20
+            assert (await pool.fetch("GET", "/")).body == b"ab"
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "headers"),
+    [
+        ("GET", "/a b", []),
+        ("GET", "/a\r\nx: y", []),
+        ("GET", "/", [(b"x", b"y\r\nz: a")]),
+        ("HEAD", "/", []),
+    ],
+)
+def test_a_request_that_would_break_framing_is_refused(run, method, target, headers):
+    async def main():
+        async with pool_at(1) as pool:
+            with pytest.raises(ValueError, match="."):
+                pool.send(method, target, headers, b"", Recorder())
+
+    run(main)
+
+
+def test_closing_the_pool_ends_every_call_once(run, server_at):
+    async def main():
+        async with server_at(lambda _: None) as server:
+            pool = Upstream(Address("127.0.0.1", server.port), UpstreamLimits(max_connections=2))
+            sinks = [Recorder() for _ in range(5)]
+            for sink in sinks:
+                pool.send("GET", "/", (), b"", sink)
+            await asyncio.sleep(0.05)
+            await pool.close()
+            assert [(sink.num_ends, sink.error.kind) for sink in sinks] == [(1, "closed")] * 5
+            late = await get(pool)
+            assert late.error.kind == "closed"
+
+    run(main)
