@@ -1,0 +1,83 @@
+import dataclasses
+
+from dynctl.agents.protocol import AgentStatus, spec_digest
+from dynctl.core.deployment import EngineState, UnitStatus
+from dynctl.deploy.diff import RELAY_ID, diff, unit_changes
+from dynctl.deploy.slices import make_slices
+from dynctl.deploy.steps import HostGoal, HostState, StepKind
+
+
+def goal(slice_):
+    return HostGoal(slice_, "bundle1", "/r/x/bundles/bundle1", "none", (("tls/ca.crt", "c1"),))
+
+
+def as_wished(slice_, **changes):
+    """The state after every step was taken."""
+    units = [UnitStatus(e.id, "engine", EngineState.READY, spec_digest=spec_digest(e)) for e in slice_.engines]
+    units += [UnitStatus(r.id, "router", EngineState.READY, spec_digest=spec_digest(r)) for r in slice_.routers]
+    if slice_.relay:
+        units.append(UnitStatus(RELAY_ID, "relay", EngineState.READY, spec_digest=spec_digest(slice_.relay)))
+    status = AgentStatus("0", "prod", slice_.host_name, 1, 1, "d1", slice_.bundle, "boot", 1, 0.0, tuple(units))
+    launch = (("scope", "none"), ("bundle_path", "/r/x/bundles/bundle1"))
+    state = HostState(slice_.host_name, ("bundle1",), (("tls/ca.crt", "c1"),), launch, status)
+    return dataclasses.replace(state, **changes)
+
+
+def test_a_fresh_cluster_gets_every_step_in_order(plan, inventory, ground):
+    slices = make_slices(plan, inventory, ground)
+
+    steps = diff({n: goal(s) for n, s in slices.items()}, {n: HostState(n) for n in slices})
+
+    kinds = [s.kind for s in steps if s.host_name == "a"]
+    assert kinds == [StepKind.BUNDLE, StepKind.FILES, StepKind.AGENT, StepKind.SLICE]
+    assert not any(s.is_disruptive for s in steps)
+
+
+def test_a_cluster_as_wished_gives_no_steps(plan, inventory, ground):
+    slices = make_slices(plan, inventory, ground)
+
+    assert diff({n: goal(s) for n, s in slices.items()}, {n: as_wished(s) for n, s in slices.items()}) == ()
+
+
+def test_a_changed_engine_is_a_disruptive_restart_of_that_one_alone(plan, inventory, ground):
+    slice_ = make_slices(plan, inventory, ground)["a"]
+    changed = dataclasses.replace(slice_.engines[1], max_num_seqs=7)
+    wish = dataclasses.replace(slice_, engines=(slice_.engines[0], changed))
+
+    assert unit_changes(wish, as_wished(slice_)) == [("~chat-decode-0 (changed)", True)]
+
+
+def test_an_engine_no_longer_wished_is_removed(plan, inventory, ground):
+    slice_ = make_slices(plan, inventory, ground)["a"]
+    wish = dataclasses.replace(slice_, engines=slice_.engines[:1])
+
+    assert unit_changes(wish, as_wished(slice_)) == [("-chat-decode-0", True)]
+
+
+def test_a_failed_unit_is_started_again(plan, inventory, ground):
+    slice_ = make_slices(plan, inventory, ground)["b"]
+    state = as_wished(slice_)
+    failed = tuple(dataclasses.replace(u, state=EngineState.FAILED) for u in state.status.units if u.id != RELAY_ID)
+    relay = tuple(u for u in state.status.units if u.id == RELAY_ID)
+    state = dataclasses.replace(state, status=dataclasses.replace(state.status, units=failed + relay))
+
+    assert unit_changes(slice_, state) == [("~chat-decode-1 (was failed)", True)]
+
+
+def test_another_bundle_restarts_the_agent_and_no_engine(plan, inventory, ground):
+    slice_ = make_slices(plan, inventory, ground)["a"]
+    new = dataclasses.replace(goal(slice_), bundle="bundle2", bundle_path="/r/x/bundles/bundle2")
+    new = dataclasses.replace(new, slice=dataclasses.replace(slice_, bundle="bundle2"))
+
+    steps = diff({"a": new}, {"a": as_wished(slice_)})
+
+    assert [s.kind for s in steps] == [StepKind.BUNDLE, StepKind.AGENT, StepKind.SLICE]
+    assert not any(s.is_disruptive for s in steps)
+
+
+def test_a_host_the_plan_no_longer_names_is_retired(plan, inventory, ground):
+    slices = make_slices(plan, inventory, ground)
+
+    steps = diff({"a": goal(slices["a"])}, {n: as_wished(s) for n, s in slices.items()})
+
+    assert [(s.host_name, s.kind) for s in steps] == [("b", StepKind.RETIRE)]

@@ -1,0 +1,136 @@
+"""The on-host programs, run the way hosts run them: source on stdin, JSON in argv."""
+
+import gzip
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+
+import msgspec
+import pytest
+
+from dynctl.deploy.onhost import program
+
+
+def call(name, **wish):
+    command = program(name, sys.executable, msgspec.json.encode(wish), 30)
+    done = subprocess.run(command.argv, input=command.stdin, capture_output=True, timeout=30, check=True)
+    return json.loads(done.stdout)
+
+
+def preflight(root, **wish):
+    return call("preflight", root=str(root), **{"needed_bytes": 0, "ports": [], "paths": [], **wish})
+
+
+def test_preflight_finds_nothing_wrong_on_a_good_host(tmp_path):
+    assert preflight(tmp_path / "new", needed_bytes=1024, ports=[["127.0.0.1", 0]], paths=[[sys.executable, "x"]]) == []
+
+
+def test_preflight_names_the_process_that_has_the_port(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        [problem] = preflight(tmp_path, ports=[["127.0.0.1", port]])
+
+    assert problem["code"] == "port-in-use"
+    assert f"port {port} on 127.0.0.1 is in use by pid {os.getpid()} (" in problem["text"]
+
+
+def test_preflight_refuses_an_address_that_is_not_the_hosts(tmp_path):
+    [problem] = preflight(tmp_path, ports=[["192.0.2.1", 18800]])
+
+    assert problem["code"] == "address-unknown"
+
+
+def test_preflight_reports_a_full_disk_and_a_missing_model(tmp_path):
+    problems = preflight(tmp_path, needed_bytes=2**60, paths=[["/nowhere/config.json", "the model's"]])
+
+    assert [p["code"] for p in problems] == ["disk-full", "path-missing"]
+    assert "the model's /nowhere/config.json does not exist" in problems[1]["text"]
+
+
+def archive(root, digest, files):
+    incoming = root / "incoming"
+    incoming.mkdir(parents=True, exist_ok=True)
+    raw = io.BytesIO()
+    with gzip.GzipFile(fileobj=raw, mode="wb") as packed, tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    (incoming / f"{digest}.tar.gz").write_bytes(raw.getvalue())
+
+
+def test_install_unpacks_beside_the_others_and_keeps_the_last_three(tmp_path):
+    for number in range(5):
+        archive(tmp_path, f"d{number}", {"dynctl/x.py": b"x = 1"})
+        call("install", root=str(tmp_path), digest=f"d{number}")
+        os.utime(tmp_path / "bundles" / f"d{number}", (number, number))
+
+    assert sorted(p.name for p in (tmp_path / "bundles").iterdir()) == ["d2", "d3", "d4"]
+    assert (tmp_path / "bundles/d4/dynctl/x.py").read_bytes() == b"x = 1"
+    assert list((tmp_path / "incoming").iterdir()) == []
+
+
+def test_install_refuses_members_that_leave_the_directory(tmp_path):
+    archive(tmp_path, "evil", {"../../outside.py": b"x"})
+
+    with pytest.raises(subprocess.CalledProcessError):
+        call("install", root=str(tmp_path), digest="evil")
+
+    assert not (tmp_path.parent / "outside.py").exists()
+    assert not (tmp_path / "bundles" / "evil").exists()
+
+
+def owner(token):
+    return {"token": token, "user": "ana", "machine": "laptop", "pid": "7", "operation": "dynctl up"}
+
+
+def test_lock_is_held_by_one_and_its_fence_grows(tmp_path):
+    first = call("lock", root=str(tmp_path), action="take", owner=owner("t1"))
+    second = call("lock", root=str(tmp_path), action="take", owner=owner("t2"))
+    call("lock", root=str(tmp_path), action="release", owner=owner("t1"))
+    third = call("lock", root=str(tmp_path), action="take", owner=owner("t3"))
+
+    assert first == {"fence": 1}
+    assert second["held_by"]["user"] == "ana"
+    assert third == {"fence": 2}
+
+
+def test_a_lock_nobody_renewed_is_taken_over(tmp_path):
+    call("lock", root=str(tmp_path), action="take", owner=owner("dead"))
+    long_ago = time.time() - 3600
+    os.utime(tmp_path / "lock" / "holder.json", (long_ago, long_ago))
+
+    assert call("lock", root=str(tmp_path), action="take", owner=owner("t2")) == {"fence": 2}
+    assert call("lock", root=str(tmp_path), action="renew", owner=owner("dead")) == {"lost": True}
+
+
+def test_remove_leaves_a_directory_alone_that_is_not_dynctls(tmp_path):
+    precious = tmp_path / "home"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("x")
+
+    answer = call("remove", root=str(precious))
+
+    assert "was not made by dynctl" in answer["error"]
+    assert (precious / "thesis.txt").exists()
+
+
+def test_remove_refuses_while_something_runs_from_there(tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / ".dynctl-root").touch()
+    runner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", f"{root}/run/x.sock"])
+    try:
+        answer = call("remove", root=str(root))
+        assert f"pid {runner.pid}" in answer["error"]
+    finally:
+        runner.kill()
+        runner.wait()
+
+    assert call("remove", root=str(root)) == {"removed": True}
+    assert not root.exists()

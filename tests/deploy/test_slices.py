@@ -1,0 +1,63 @@
+import msgspec
+import pytest
+
+from dynctl.deploy.slices import listens_openly, make_slices
+from dynctl.router.config import parse_config
+
+
+def test_every_engine_and_router_of_the_plan_is_in_exactly_one_slice(plan, inventory, ground):
+    slices = make_slices(plan, inventory, ground)
+
+    assert [e.id for e in slices["a"].engines] == ["chat-prefill-0", "chat-decode-0"]
+    assert [e.id for e in slices["b"].engines] == ["chat-decode-1"]
+    assert [r.id for r in slices["a"].routers] == ["chat-router"]
+    assert slices["b"].routers == ()
+
+
+def test_router_configuration_is_one_the_router_accepts_and_names_every_relay(plan, inventory, ground):
+    unit = make_slices(plan, inventory, ground)["a"].routers[0]
+
+    config = parse_config(msgspec.json.encode(unit.config))
+
+    assert [(r.host_name, r.address, r.port) for r in config.relays] == [
+        ("a", "127.0.0.1", 18800),
+        ("b", "10.0.0.2", 18800),
+    ]
+    assert config.served_names == ("sim",)
+    assert config.tokenizer == "/r/a/bundles/bundle1/dynctl/sim/model"
+
+
+def test_a_relay_used_only_from_its_own_host_stays_on_loopback(plan, inventory, ground):
+    slices = make_slices(plan, inventory, ground)
+
+    assert slices["a"].relay.listen_host == "127.0.0.1"
+    assert slices["b"].relay.listen_host == "10.0.0.2"
+
+
+def test_router_and_relays_hash_blocks_with_the_same_seed(plan, inventory, ground):
+    slices = make_slices(plan, inventory, ground)
+
+    seeds = {e.block_hash_seed for s in slices.values() for e in s.engines}
+    assert seeds == {slices["a"].routers[0].config["block_hash_seed"]}
+
+
+def test_equal_plans_give_equal_bytes(plan, inventory, ground):
+    one, two = (msgspec.json.encode(make_slices(plan, inventory, ground)) for _ in range(2))
+
+    assert one == two
+
+
+def test_unauthenticated_ports_beyond_loopback_are_listed_for_the_operator(plan, inventory, ground):
+    slices = make_slices(plan, inventory, ground)
+
+    assert listens_openly(slices["b"]) == ["10.0.0.2:18801 (NIXL side channel of chat-decode-1, unauthenticated)"]
+
+
+@pytest.mark.parametrize(("served", "expected"), [(None, "sim"), ("gpt", "gpt")])
+def test_served_name_is_the_written_one_or_the_models_last_part(plan, inventory, ground, served, expected):
+    import dataclasses
+
+    wish = dataclasses.replace(inventory.deployments[0], served_name=served)
+    changed = dataclasses.replace(inventory, deployments=(wish,))
+
+    assert make_slices(plan, changed, ground)["a"].engines[0].name == expected
