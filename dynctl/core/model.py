@@ -25,5 +25,13 @@ class Model:
     """K and V over all layers in the KV dtype (MLA: the compressed latent)."""
     max_len_tokens: int
     num_experts: int = 0
+    num_experts_per_token: int = 0
+    num_moe_layers: int = 0
+    expert_weight_bytes: int = 0
+    """Routed experts' share of `weight_bytes`."""
+    embedding_weight_bytes: int = 0
+    """Embedding and output head's share of `weight_bytes`; one token reads only the head."""
+    is_mla: bool = False
+    """KV is one compressed latent: every tensor-parallel rank holds all of it."""
     source: str = "config.json"
     """Where the numbers come from: `config.json`, `safetensors index`, `file sizes`, `declared`."""
