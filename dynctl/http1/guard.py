@@ -111,25 +111,26 @@ def check_partial_head(head: bytes | bytearray, max_head_bytes: int) -> None:
 
 
 def _read_request_line(line: bytes) -> Request:
+    if len(line) > MAX_TARGET_BYTES + 32:
+        raise Refused(414, "target", f"request target longer than {MAX_TARGET_BYTES} bytes")
     parts = line.split(b" ")
     if len(parts) == 2 and _TOKEN.fullmatch(parts[0]):
         raise Refused(505, "version", "HTTP/0.9 is not served")
     if len(parts) != 3:
         raise Refused(400, "framing", "malformed request line")
-    method = _METHODS.get(parts[0])
-    if method is None:
-        if _TOKEN.fullmatch(parts[0]):
-            raise Refused(501, "method", "method not implemented")
-        raise Refused(400, "method", "malformed method")
-    target, version = parts[1], parts[2]
+    method, target, version = parts
+    if version not in (b"HTTP/1.1", b"HTTP/1.0"):
+        status = 505 if _VERSION.fullmatch(version) else 400
+        raise Refused(status, "version", "only HTTP/1.1 and HTTP/1.0 are served")
+    name = _METHODS.get(method)
+    if name is None:
+        status = 501 if _TOKEN.fullmatch(method) else 400
+        raise Refused(status, "method", "no such method is served")
     known = _KNOWN_TARGETS.get(target)
     if known is None:
         known = _read_target(target)
-    request = Request(method, target, known[0], known[1])
-    if version != b"HTTP/1.1":
-        if version != b"HTTP/1.0":
-            status = 505 if _VERSION.fullmatch(version) else 400
-            raise Refused(status, "version", "only HTTP/1.1 and HTTP/1.0 are served")
+    request = Request(name, target, known[0], known[1])
+    if version == b"HTTP/1.0":
         request.is_http10 = True
         request.can_keep_alive = False
     return request

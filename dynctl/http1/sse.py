@@ -40,22 +40,19 @@ class EventSplitter:
         Raises: EventTooLongError when an event exceeds 1 MiB.
         """
         rest = self._rest
-        if not rest:
+        if not rest and data.endswith(b"\n\n") and b"\r" not in data:
             # The usual case: one or several whole events, ended by LF LF.
-            if data.endswith(b"\n\n") and b"\r" not in data:
-                return self._split_plain(data)
-            scan_from = 0
-        else:
-            scan_from = max(0, len(rest) - _LONGEST_BORDER_BYTES)
-            rest += data
-            data = bytes(rest)
-            rest.clear()
+            return self._split_plain(data)
+        scan_from = max(0, len(rest) - _LONGEST_BORDER_BYTES)
+        rest += data
+        # In place: a long event that arrives in small pieces is not copied at every piece.
+        ends = [match.end() for match in _BORDER.finditer(rest, scan_from)]
         events = []
         start = 0
-        for match in _BORDER.finditer(data, scan_from):
-            events.append(data[start : match.end()])
-            start = match.end()
-        rest += data[start:]
+        for end in ends:
+            events.append(bytes(rest[start:end]))
+            start = end
+        del rest[:start]
         if len(rest) > MAX_EVENT_BYTES or any(len(event) > MAX_EVENT_BYTES for event in events):
             raise EventTooLongError(_TOO_LONG)
         return events

@@ -1,0 +1,178 @@
+import asyncio
+import datetime as dt
+import ssl
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from dynctl.http1.server import Exchange
+from dynctl.http1.upstream import Address, Upstream, UpstreamError
+
+
+def name_of(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+class Authority:
+    """A small certificate authority in a folder."""
+
+    def __init__(self, folder) -> None:
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._cert = self._sign(name_of("test CA"), self._key, is_ca=True)
+        self.ca_file = folder / "ca.crt"
+        self.ca_file.write_bytes(self._cert.public_bytes(serialization.Encoding.PEM))
+
+    def _sign(self, subject, key, is_ca=False, dns=()):
+        now = dt.datetime.now(dt.UTC)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(name_of("test CA"))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - dt.timedelta(days=1))
+            .not_valid_after(now + dt.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+        )
+        if dns:
+            names = x509.SubjectAlternativeName([x509.DNSName(one) for one in dns])
+            builder = builder.add_extension(names, critical=False)
+        return builder.sign(self._key, hashes.SHA256())
+
+    def issue(self, common_name: str, *dns: str):
+        """Write certificate and key of a peer; return their paths."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        cert = self._sign(name_of(common_name), key, dns=dns)
+        stem = common_name.replace(":", "-")
+        cert_file, key_file = self._folder / f"{stem}.crt", self._folder / f"{stem}.key"
+        cert_file.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
+        key_file.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        return cert_file, key_file
+
+    def server_context(self, *dns: str) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self.ca_file)
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_cert_chain(*self.issue("server", *dns))
+        return context
+
+    def client_context(self, common_name: str | None) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.ca_file)
+        if common_name:
+            context.load_cert_chain(*self.issue(common_name))
+        return context
+
+
+@pytest.fixture
+def authority(tmp_path):
+    return Authority(tmp_path)
+
+
+def tell_peer(exchange: Exchange) -> None:
+    exchange.start(200, [])
+    exchange.write(exchange.request.peer_name.encode())
+    exchange.write(b"!" * 100_000)
+    exchange.finish()
+
+
+def test_both_sides_prove_who_they_are(run, server_at, authority):
+    async def main():
+        async with server_at(tell_peer, ssl=authority.server_context("host-a")) as server:
+            context = authority.client_context("router:r0")
+            pool = Upstream(
+                Address("127.0.0.1", server.port, ssl=context, server_hostname="host-a")
+            )
+            for _ in range(3):
+                answer = await pool.fetch("GET", "/")
+                assert answer.body == b"router:r0" + b"!" * 100_000
+            assert server.num_connections == 1
+            await pool.close()
+
+    run(main)
+
+
+def test_a_server_of_another_name_is_not_talked_to(run, server_at, authority):
+    async def main():
+        async with server_at(tell_peer, ssl=authority.server_context("host-b")) as server:
+            context = authority.client_context("router:r0")
+            pool = Upstream(
+                Address("127.0.0.1", server.port, ssl=context, server_hostname="host-a")
+            )
+            with pytest.raises(UpstreamError) as caught:
+                await pool.fetch("GET", "/")
+            assert caught.value.kind == "connect"
+            assert "host-a" in str(caught.value)
+            assert server.num_requests == 0
+            await pool.close()
+
+    run(main)
+
+
+def test_a_client_without_a_certificate_is_not_served(run, server_at, authority):
+    async def main():
+        async with server_at(tell_peer, ssl=authority.server_context("host-a")) as server:
+            context = authority.client_context(None)
+            pool = Upstream(
+                Address("127.0.0.1", server.port, ssl=context, server_hostname="host-a")
+            )
+            with pytest.raises(UpstreamError):
+                await pool.fetch("GET", "/")
+            assert server.num_requests == 0
+            await pool.close()
+
+    run(main)
+
+
+def test_cancel_over_tls_reaches_the_other_side(run, server_at, authority):
+    async def main():
+        gone = asyncio.Event()
+        started = asyncio.Event()
+
+        def hold(exchange: Exchange) -> None:
+            exchange.on_gone = gone.set
+            started.set()
+
+        class Nobody:
+            def on_head(self, status, headers):
+                raise AssertionError
+
+            on_data = on_end = on_error = on_head
+
+        async with server_at(hold, ssl=authority.server_context("host-a")) as server:
+            context = authority.client_context("router:r0")
+            pool = Upstream(
+                Address("127.0.0.1", server.port, ssl=context, server_hostname="host-a")
+            )
+            call = pool.send("GET", "/", (), b"", Nobody())
+            await asyncio.wait_for(started.wait(), 5)
+            call.cancel()
+            await asyncio.wait_for(gone.wait(), 5)
+            await pool.close()
+
+    run(main)
+
+
+def test_a_refused_request_over_tls_still_gets_its_answer(run, server_at, authority):
+    async def main():
+        async with server_at(tell_peer, ssl=authority.server_context("host-a")) as server:
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1",
+                server.port,
+                ssl=authority.client_context("router:r0"),
+                server_hostname="host-a",
+            )
+            writer.write(b"GET /../ HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
+            writer.close()
+            await asyncio.wait([asyncio.ensure_future(writer.wait_closed())])
+
+    run(main)
