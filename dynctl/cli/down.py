@@ -1,4 +1,4 @@
-"""`dynctl down`: drain and stop everything, and leave nothing behind."""
+"""`dynctl down`: drain and stop everything, and leave nothing behind. IO: ssh, terminal."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`dynctl logs`: the logs of engines, routers and agents, from all hosts at once."""
+"""`dynctl logs`: the logs of engines, routers and agents, from all hosts at once. IO: ssh, terminal."""
 
 import asyncio
 import re

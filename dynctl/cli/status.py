@@ -1,4 +1,4 @@
-"""`dynctl status`: what runs, and where."""
+"""`dynctl status`: what runs, and where. IO: ssh, terminal."""
 
 import time
 from typing import Any
@@ -52,7 +52,7 @@ def _show(wanted: Inventory, results: dict[str, Any], output: Output) -> None:
     statuses = {
         name: status for name, status in results.items() if not isinstance(status, DynctlError)
     }
-    absent = {name for name, error in results.items() if isinstance(error, NoAgentError)}
+    absent = [name for name, error in results.items() if isinstance(error, NoAgentError)]
     failures = {name: error for name, error in results.items() if isinstance(error, DynctlError)}
     if output is Output.JSON:
         emit_json(
@@ -64,57 +64,55 @@ def _show(wanted: Inventory, results: dict[str, Any], output: Output) -> None:
                     name: {
                         "message": error.message,
                         "hint": error.hint,
-                        "has_agent": name not in absent,
+                        "is_up": name not in absent,
                     }
                     for name, error in failures.items()
                 },
             }
         )
-    else:
-        rows = []
-        for name, status in statuses.items():
-            for unit in status.units:
-                up = (
-                    "–"
-                    if unit.started_unix_s is None
-                    else format_seconds(time.time() - unit.started_unix_s)
-                )
-                note = unit.url if unit.state is EngineState.READY else unit.last_error
-                rows.append(
-                    [
-                        unit.id,
-                        unit.role or unit.kind,
-                        name,
-                        unit.state.value,
-                        str(unit.pid or "–"),
-                        up,
-                        str(unit.num_restarts),
-                        note,
-                    ]
-                )
-        if rows:
-            table(
-                ["UNIT", "ROLE", "HOST", "STATE", "PID", "UP", "RESTARTS", "NOTE"],
-                rows,
-                right=["PID", "UP", "RESTARTS"],
-            )
+    elif statuses:
+        _draw(statuses)
     if not statuses and len(absent) == len(results):
         raise DynctlError(
             f"cluster {wanted.cluster} is not up on any of {len(results)} hosts",
             "dynctl up brings it up",
             code=ExitCode.REFUSED,
         )
-    reachable = {name: error for name, error in failures.items() if name not in absent}
-    for name in sorted(absent):
+    for name in absent:
         say(f"{name}: no agent")
-    raise_host_failures({**statuses, **reachable}, "answered")
-    unready = [
-        unit.id
-        for status in statuses.values()
-        for unit in status.units
-        if unit.state is not EngineState.READY
-    ]
+    raise_host_failures({n: r for n, r in results.items() if n not in absent}, "answered")
+    units = [unit for status in statuses.values() for unit in status.units]
+    unready = [unit.id for unit in units if unit.state is not EngineState.READY]
     if unready:
         raise DynctlError(
             f"not ready: {', '.join(unready)}", f"dynctl logs {unready[0]}", code=ExitCode.GATE
         )
+
+
+def _draw(statuses: dict[str, Any]) -> None:
+    from dynctl.core.deployment import EngineState
+
+    rows = []
+    for name, status in statuses.items():
+        for unit in status.units:
+            up = (
+                "–"
+                if unit.started_unix_s is None
+                else format_seconds(time.time() - unit.started_unix_s)
+            )
+            note = unit.url if unit.state is EngineState.READY else unit.last_error
+            pid = str(unit.pid or "–")
+            rows.append(
+                [
+                    unit.id,
+                    unit.role or unit.kind,
+                    name,
+                    unit.state.value,
+                    pid,
+                    up,
+                    str(unit.num_restarts),
+                    note,
+                ]
+            )
+    columns = ["UNIT", "ROLE", "HOST", "STATE", "PID", "UP", "RESTARTS", "NOTE"]
+    table(columns, rows, right=["PID", "UP", "RESTARTS"])

@@ -26,7 +26,11 @@ def inventory(tmp_path):
 
 @pytest.fixture
 def plan():
-    prefill = Pool(Role.PREFILL, Parallelism(), (Replica("chat-prefill-0", Role.PREFILL, "a", side_channel_port=18801),))
+    prefill = Pool(
+        Role.PREFILL,
+        Parallelism(),
+        (Replica("chat-prefill-0", Role.PREFILL, "a", side_channel_port=18801),),
+    )
     decode = Pool(
         Role.DECODE,
         Parallelism(),
@@ -35,11 +39,15 @@ def plan():
             Replica("chat-decode-1", Role.DECODE, "b", side_channel_port=18801),
         ),
     )
-    chat = PlannedDeployment("chat", "sim", "sim", (prefill, decode), RouterPlan("a", "127.0.0.1:8000", "kv"))
+    chat = PlannedDeployment(
+        "chat", "sim", "sim", (prefill, decode), RouterPlan("a", "127.0.0.1:8000", "kv")
+    )
     hosts = (PlannedHost("a", "m1", "10.0.0.1", 18800), PlannedHost("b", "m2", "10.0.0.2", 18800))
     return Plan("prod", hosts, (chat,), digest="d1")
 
 
 @pytest.fixture
 def ground():
-    return Ground({name: Place(name, f"/r/{name}") for name in "ab"}, {"a": "bundle1", "b": "bundle1"})
+    return Ground(
+        {name: Place(name, f"/r/{name}") for name in "ab"}, {"a": "bundle1", "b": "bundle1"}
+    )

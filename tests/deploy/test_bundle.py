@@ -10,7 +10,14 @@ from dynctl.errors import DeployError, ExitCode
 
 
 def test_target_is_read_from_the_hosts_facts():
-    host = Host("a", "a", "a", python="/usr/bin/python3", python_version="3.11.2", platform="glibc-2.36-x86_64")
+    host = Host(
+        "a",
+        "a",
+        "a",
+        python="/usr/bin/python3",
+        python_version="3.11.2",
+        platform="glibc-2.36-x86_64",
+    )
 
     target = bundle.target_of(host)
 
@@ -21,7 +28,9 @@ def test_target_is_read_from_the_hosts_facts():
     assert "manylinux_2_37_x86_64" not in platforms
 
 
-@pytest.mark.parametrize("facts", [{}, {"python": "/p", "python_version": "3.11.2", "platform": "bionic-1-arm"}])
+@pytest.mark.parametrize(
+    "facts", [{}, {"python": "/p", "python_version": "3.11.2", "platform": "bionic-1-arm"}]
+)
 def test_a_host_without_python_or_of_unknown_libc_is_refused_with_its_name(facts):
     with pytest.raises(DeployError) as caught:
         bundle.target_of(Host("gpu-07", "a", "a", **facts))
@@ -35,7 +44,9 @@ def test_equal_content_gives_equal_bytes_and_only_what_hosts_need(tmp_path):
     bundle._pack(tmp_path / "two.tar.gz", [])
 
     assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "two.tar.gz").read_bytes()
-    with tarfile.open(fileobj=io.BytesIO(gzip.decompress((tmp_path / "one.tar.gz").read_bytes()))) as tar:
+    with tarfile.open(
+        fileobj=io.BytesIO(gzip.decompress((tmp_path / "one.tar.gz").read_bytes()))
+    ) as tar:
         tops = {name.split("/")[1] for name in tar.getnames()}
     assert {"agents", "router", "sim", "core"} <= tops
     assert not {"cli", "tui", "remote", "inventory", "planner"} & tops

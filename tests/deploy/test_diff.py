@@ -13,11 +13,21 @@ def goal(slice_):
 
 def as_wished(slice_, **changes):
     """The state after every step was taken."""
-    units = [UnitStatus(e.id, "engine", EngineState.READY, spec_digest=spec_digest(e)) for e in slice_.engines]
-    units += [UnitStatus(r.id, "router", EngineState.READY, spec_digest=spec_digest(r)) for r in slice_.routers]
+    units = [
+        UnitStatus(e.id, "engine", EngineState.READY, spec_digest=spec_digest(e))
+        for e in slice_.engines
+    ]
+    units += [
+        UnitStatus(r.id, "router", EngineState.READY, spec_digest=spec_digest(r))
+        for r in slice_.routers
+    ]
     if slice_.relay:
-        units.append(UnitStatus(RELAY_ID, "relay", EngineState.READY, spec_digest=spec_digest(slice_.relay)))
-    status = AgentStatus("0", "prod", slice_.host_name, 1, 1, "d1", slice_.bundle, "boot", 1, 0.0, tuple(units))
+        units.append(
+            UnitStatus(RELAY_ID, "relay", EngineState.READY, spec_digest=spec_digest(slice_.relay))
+        )
+    status = AgentStatus(
+        "0", "prod", slice_.host_name, 1, 1, "d1", slice_.bundle, "boot", 1, 0.0, tuple(units)
+    )
     launch = (("scope", "none"), ("bundle_path", "/r/x/bundles/bundle1"))
     state = HostState(slice_.host_name, ("bundle1",), (("tls/ca.crt", "c1"),), launch, status)
     return dataclasses.replace(state, **changes)
@@ -36,7 +46,10 @@ def test_a_fresh_cluster_gets_every_step_in_order(plan, inventory, ground):
 def test_a_cluster_as_wished_gives_no_steps(plan, inventory, ground):
     slices = make_slices(plan, inventory, ground)
 
-    assert diff({n: goal(s) for n, s in slices.items()}, {n: as_wished(s) for n, s in slices.items()}) == ()
+    assert (
+        diff({n: goal(s) for n, s in slices.items()}, {n: as_wished(s) for n, s in slices.items()})
+        == ()
+    )
 
 
 def test_a_changed_engine_is_a_disruptive_restart_of_that_one_alone(plan, inventory, ground):
@@ -57,9 +70,15 @@ def test_an_engine_no_longer_wished_is_removed(plan, inventory, ground):
 def test_a_failed_unit_is_started_again(plan, inventory, ground):
     slice_ = make_slices(plan, inventory, ground)["b"]
     state = as_wished(slice_)
-    failed = tuple(dataclasses.replace(u, state=EngineState.FAILED) for u in state.status.units if u.id != RELAY_ID)
+    failed = tuple(
+        dataclasses.replace(u, state=EngineState.FAILED)
+        for u in state.status.units
+        if u.id != RELAY_ID
+    )
     relay = tuple(u for u in state.status.units if u.id == RELAY_ID)
-    state = dataclasses.replace(state, status=dataclasses.replace(state.status, units=failed + relay))
+    state = dataclasses.replace(
+        state, status=dataclasses.replace(state.status, units=failed + relay)
+    )
 
     assert unit_changes(slice_, state) == [("~chat-decode-1 (was failed)", True)]
 

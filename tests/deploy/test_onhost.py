@@ -18,16 +18,28 @@ from dynctl.deploy.onhost import program
 
 def call(name, **wish):
     command = program(name, sys.executable, msgspec.json.encode(wish), 30)
-    done = subprocess.run(command.argv, input=command.stdin, capture_output=True, timeout=30, check=True)
+    done = subprocess.run(
+        command.argv, input=command.stdin, capture_output=True, timeout=30, check=True
+    )
     return json.loads(done.stdout)
 
 
 def preflight(root, **wish):
-    return call("preflight", root=str(root), **{"needed_bytes": 0, "ports": [], "paths": [], **wish})
+    return call(
+        "preflight", root=str(root), **{"needed_bytes": 0, "ports": [], "paths": [], **wish}
+    )
 
 
 def test_preflight_finds_nothing_wrong_on_a_good_host(tmp_path):
-    assert preflight(tmp_path / "new", needed_bytes=1024, ports=[["127.0.0.1", 0]], paths=[[sys.executable, "x"]]) == []
+    assert (
+        preflight(
+            tmp_path / "new",
+            needed_bytes=1024,
+            ports=[["127.0.0.1", 0]],
+            paths=[[sys.executable, "x"]],
+        )
+        == []
+    )
 
 
 def test_preflight_names_the_process_that_has_the_port(tmp_path):
@@ -46,7 +58,9 @@ def test_preflight_refuses_an_address_that_is_not_the_hosts(tmp_path):
 
 
 def test_preflight_reports_a_full_disk_and_a_missing_model(tmp_path):
-    problems = preflight(tmp_path, needed_bytes=2**60, paths=[["/nowhere/config.json", "the model's"]])
+    problems = preflight(
+        tmp_path, needed_bytes=2**60, paths=[["/nowhere/config.json", "the model's"]]
+    )
 
     assert [p["code"] for p in problems] == ["disk-full", "path-missing"]
     assert "the model's /nowhere/config.json does not exist" in problems[1]["text"]
@@ -56,7 +70,10 @@ def archive(root, digest, files):
     incoming = root / "incoming"
     incoming.mkdir(parents=True, exist_ok=True)
     raw = io.BytesIO()
-    with gzip.GzipFile(fileobj=raw, mode="wb") as packed, tarfile.open(fileobj=packed, mode="w") as tar:
+    with (
+        gzip.GzipFile(fileobj=raw, mode="wb") as packed,
+        tarfile.open(fileobj=packed, mode="w") as tar,
+    ):
         for name, content in files.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
@@ -86,7 +103,13 @@ def test_install_refuses_members_that_leave_the_directory(tmp_path):
 
 
 def owner(token):
-    return {"token": token, "user": "ana", "machine": "laptop", "pid": "7", "operation": "dynctl up"}
+    return {
+        "token": token,
+        "user": "ana",
+        "machine": "laptop",
+        "pid": "7",
+        "operation": "dynctl up",
+    }
 
 
 def test_lock_is_held_by_one_and_its_fence_grows(tmp_path):
@@ -124,7 +147,9 @@ def test_remove_refuses_while_something_runs_from_there(tmp_path):
     root = tmp_path / "root"
     root.mkdir()
     (root / ".dynctl-root").touch()
-    runner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", f"{root}/run/x.sock"])
+    runner = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)", f"{root}/run/x.sock"]
+    )
     try:
         answer = call("remove", root=str(root))
         assert f"pid {runner.pid}" in answer["error"]

@@ -14,7 +14,9 @@ def test_every_engine_and_router_of_the_plan_is_in_exactly_one_slice(plan, inven
     assert slices["b"].routers == ()
 
 
-def test_router_configuration_is_one_the_router_accepts_and_names_every_relay(plan, inventory, ground):
+def test_router_configuration_is_one_the_router_accepts_and_names_every_relay(
+    plan, inventory, ground
+):
     unit = make_slices(plan, inventory, ground)["a"].routers[0]
 
     config = parse_config(msgspec.json.encode(unit.config))
@@ -50,11 +52,15 @@ def test_equal_plans_give_equal_bytes(plan, inventory, ground):
 def test_unauthenticated_ports_beyond_loopback_are_listed_for_the_operator(plan, inventory, ground):
     slices = make_slices(plan, inventory, ground)
 
-    assert listens_openly(slices["b"]) == ["10.0.0.2:18801 (NIXL side channel of chat-decode-1, unauthenticated)"]
+    assert listens_openly(slices["b"]) == [
+        "10.0.0.2:18801 (NIXL side channel of chat-decode-1, unauthenticated)"
+    ]
 
 
 @pytest.mark.parametrize(("served", "expected"), [(None, "sim"), ("gpt", "gpt")])
-def test_served_name_is_the_written_one_or_the_models_last_part(plan, inventory, ground, served, expected):
+def test_served_name_is_the_written_one_or_the_models_last_part(
+    plan, inventory, ground, served, expected
+):
     import dataclasses
 
     wish = dataclasses.replace(inventory.deployments[0], served_name=served)

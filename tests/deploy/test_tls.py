@@ -22,14 +22,20 @@ def test_private_keys_are_readable_by_the_owner_only(tmp_path):
     authority = ensure_authority(tmp_path / "tls")
     ensure_leaf(tmp_path / "tls", authority, "router:a", "a", None)
 
-    modes = {p.name: p.stat().st_mode & 0o777 for p in (tmp_path / "tls").iterdir() if p.suffix == ".key"}
+    modes = {
+        p.name: p.stat().st_mode & 0o777 for p in (tmp_path / "tls").iterdir() if p.suffix == ".key"
+    }
     assert set(modes.values()) == {0o600}
 
 
 def test_a_router_certificate_cannot_serve_and_a_relay_certificate_names_its_host(tmp_path):
     authority = ensure_authority(tmp_path)
-    relay = x509.load_pem_x509_certificate(ensure_leaf(tmp_path, authority, "relay:a", "a", "10.0.0.1").cert)
-    router = x509.load_pem_x509_certificate(ensure_leaf(tmp_path, authority, "router:a", "a", None).cert)
+    relay = x509.load_pem_x509_certificate(
+        ensure_leaf(tmp_path, authority, "relay:a", "a", "10.0.0.1").cert
+    )
+    router = x509.load_pem_x509_certificate(
+        ensure_leaf(tmp_path, authority, "router:a", "a", None).cert
+    )
 
     names = relay.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["a"]

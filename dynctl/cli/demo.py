@@ -1,0 +1,154 @@
+"""`dynctl demo`: the whole of it on this machine, by the same commands an operator types. IO: processes, files."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dynctl.cli.output import say
+from dynctl.errors import DynctlError, ExitCode
+
+INVENTORY = """\
+# Made by `dynctl demo`: this machine, one prefill and two decode engines, simulated.
+cluster: demo
+hosts:
+  - name: here
+    address: local
+    cpu_slots: 3
+ports:
+  base: {base}
+  count: 16
+deployments:
+  - name: chat
+    model: sim
+    engine:
+      kind: sim
+    pools:
+      - {{role: prefill, replicas: 1}}
+      - {{role: decode, replicas: 2}}
+    workload: {{isl_tokens: 512, osl_tokens: 64, rate_rps: 4, shared_prefix_ratio: 0.5}}
+    slo: {{ttft_ms: 500, itl_ms: 50}}
+    router:
+      listen: 127.0.0.1:{listen}
+"""
+
+NUM_PORTS = 16
+GRACE_S = 60.0
+
+
+def command(
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave it running and say what to type next.")
+    ] = False,
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Where the demo keeps its files.")
+    ] = Path(".dynctl/demo"),
+    seconds: Annotated[
+        int, typer.Option("--seconds", min=1, max=600, help="Length of the bench.")
+    ] = 15,
+) -> None:
+    """Plan, up, bench, a look at top, and down, on this machine; no GPU needed.
+
+    Each step is an ordinary dynctl command and is printed before it runs. Nothing is left behind outside --dir,
+    and nothing keeps running unless --keep is given.
+
+    Example: dynctl demo --keep
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    listen, base = free_port(8000), free_range(18800, NUM_PORTS)
+    inventory = directory / "inventory.yaml"
+    inventory.write_text(INVENTORY.format(base=base, listen=listen))
+    where = ["-i", str(inventory)]
+    url = f"http://127.0.0.1:{listen}"
+    started = time.monotonic()
+    done = False
+    try:
+        run("plan", *where)
+        run("up", *where, "--yes")
+        load = [
+            "--url",
+            url,
+            "--workload",
+            "multiturn",
+            "--load",
+            "poisson:6",
+            "--duration",
+            f"{seconds}s",
+            "--yes",
+        ]
+        run("bench", "run", *load, "--out", str(directory / "bench"))
+        run("top", *where, "--once")
+        done = True
+    finally:
+        if not (keep and done):
+            run("down", *where, "--yes", *([] if done else ["--now"]), must=done)
+    took = time.monotonic() - started
+    if keep:
+        say(f"\nStill running, after {took:.0f} s. Next:")
+        say(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\")
+        say(
+            '    -d \'{"model": "sim", "stream": true, "max_tokens": 16, "messages": [{"role": "user", "content": "hello"}]}\''
+        )
+        say(f"  dynctl top -i {inventory}")
+        say(f"  dynctl down -i {inventory} --yes")
+    else:
+        say(
+            f"\nDone in {took:.0f} s; nothing is left running. KEEP=1 make demo (or dynctl demo --keep) leaves it up."
+        )
+
+
+def run(*words: str, must: bool = True) -> None:
+    """Print a dynctl command and run it to its end.
+
+    Raises:
+        DynctlError: with the command's own exit code, when it fails and must not.
+    """
+    say(f"\n$ dynctl {' '.join(words)}")
+    process = subprocess.Popen([sys.executable, "-m", "dynctl", *words])
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        # The terminal sent the interrupt to the child as well: let it end in its own way.
+        process.send_signal(signal.SIGINT)
+        process.wait(GRACE_S)
+        raise
+    if code != 0 and must:
+        known = {int(member) for member in ExitCode}
+        raise DynctlError(
+            f"dynctl {words[0]} ended with exit code {code}",
+            code=ExitCode(code) if code in known else None,
+        )
+
+
+def free_port(wanted: int) -> int:
+    """A free loopback port, the wanted one if it is; the demo must not fail because something else runs here."""
+    for port in range(wanted, wanted + 200):
+        if is_free(port):
+            return port
+    raise DynctlError(
+        f"no free port from {wanted} to {wanted + 199} on 127.0.0.1", code=ExitCode.REFUSED
+    )
+
+
+def free_range(wanted: int, count: int) -> int:
+    """The first of `count` free ports in a row."""
+    for base in range(wanted, wanted + 100 * count, count):
+        if all(is_free(port) for port in range(base, base + count)):
+            return base
+    raise DynctlError(f"no {count} free ports in a row from {wanted} on", code=ExitCode.REFUSED)
+
+
+def is_free(port: int) -> bool:
+    """Whether nothing listens on a loopback port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
