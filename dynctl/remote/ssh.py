@@ -1,0 +1,315 @@
+"""A host over SSH: commands, files and sockets on one multiplexed connection. Not here: logging in.
+
+Files travel over a command's stdin rather than SFTP: that survives login shells that print, says `No space left on
+device` where SFTP says `Failure`, and checks, flushes and renames in the same round trip.
+IO: ssh, files (temporary directories for forwarded sockets).
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import asyncssh
+
+from dynctl.core.command import Command, Completed
+from dynctl.core.text import clean
+from dynctl.errors import CommandError, ConnectError, UnknownOutcomeError
+from dynctl.remote.connect import Connector, Link
+from dynctl.remote.port import MAX_OUTPUT_BYTES, expand, tail
+from dynctl.remote.routes import Hop
+from dynctl.remote.shell import MarkedLines, as_signal, between, wrap
+
+MAX_CHANNELS = 8
+"""Commands at a time on one connection; sshd's MaxSessions is 10 unless somebody lowered it."""
+
+_CHUNK_BYTES = 256 * 1024
+_SLOWEST_BYTES_S = 100 * 1024
+_SOCKET_TIMEOUT_S = 10.0
+_CLOSE_TIMEOUT_S = 2.0
+
+# $1 directory, $2 temporary file, $3 target, $4 mode, $5 SHA-256.
+_PUT = """
+umask 077
+mkdir -p -- "$1" || exit 91
+[ ! -d "$3" ] || { echo "$3 is a directory" >&2; exit 91; }
+trap 'rm -f -- "$2"' EXIT
+trap 'exit 95' HUP INT TERM
+cat > "$2" || exit 92
+set -- "$@" "$(sha256sum < "$2")"
+[ "${6%% *}" = "$5" ] || exit 93
+chmod -- "$4" "$2" && { sync -- "$2" 2>/dev/null || sync; } && mv -f -- "$2" "$3" || exit 94
+"""
+
+
+class SshRemote:
+    """One host; the connection is opened again when it was lost between two calls."""
+
+    def __init__(self, name: str, hop: Hop, connector: Connector, link: Link) -> None:
+        self.name = name
+        self.home = ""
+        self.identity: str | None = link.host_key.fingerprint
+        self._hop = hop
+        self._connector = connector
+        self._link = link
+        self._relink = asyncio.Lock()
+        self._channels = asyncio.Semaphore(MAX_CHANNELS)
+
+    @classmethod
+    async def open(cls, name: str, hop: Hop, connector: Connector) -> "SshRemote":
+        """Log in and learn the home directory.
+
+        Raises:
+            ConnectError: when the host cannot be reached, or its login shell runs no commands.
+            TrustError: when the host key is unknown or has changed.
+        """
+        remote = cls(name, hop, connector, await connector.connect(name, hop))
+        try:
+            done = await remote.run(Command(("sh", "-c", 'printf %s "$HOME"'), timeout_s=20.0))
+            remote.home = done.stdout.decode("utf-8", "replace")
+        except BaseException:
+            await remote.close()
+            raise
+        if not remote.home.startswith("/"):
+            await remote.close()
+            raise ConnectError(f"{name}: the user has no home directory there")
+        return remote
+
+    async def run(self, command: Command) -> Completed:
+        """Run a command to its end; see `Remote.run`."""
+        return await self._run(command, _pieces(command.stdin))
+
+    async def put(self, path: str, content: bytes | Path, mode: int = 0o600) -> None:
+        """Replace a file; see `Remote.put`."""
+        target = expand(self.home, path)
+        directory, _, base = target.rpartition("/")
+        directory = directory or ("/" if target.startswith("/") else ".")
+        temporary = f"{directory}/.{base}.{secrets.token_hex(4)}.tmp"
+        digest, size_bytes = await asyncio.to_thread(_measure, content)
+        argv = ("sh", "-c", _PUT, "sh", directory, temporary, target, f"{mode:o}", digest)
+        command = Command(argv, timeout_s=60.0 + size_bytes / _SLOWEST_BYTES_S)
+        done = await self._run(command, _pieces(content))
+        if not done.is_ok:
+            reason = {93: "other bytes arrived than were sent"}.get(done.exit_status)
+            reason = reason or clean(tail(done.stderr)) or f"status {done.exit_status}"
+            hint = "free some space there" if "No space left" in reason else None
+            raise CommandError(f"{self.name}: cannot write {target}: {reason}", hint)
+
+    async def get(self, path: str, max_bytes: int) -> bytes:
+        """Read a file of at most `max_bytes`; see `Remote.get`."""
+        source = expand(self.home, path)
+        done = await self.run(Command(("head", "-c", str(max_bytes + 1), "--", source)))
+        if not done.is_ok:
+            raise CommandError(f"{self.name}: cannot read {source}: {clean(tail(done.stderr))}")
+        if len(done.stdout) > max_bytes:
+            raise CommandError(f"{self.name}: {source} is larger than {max_bytes} bytes")
+        return done.stdout
+
+    @contextlib.asynccontextmanager
+    async def lines(self, command: Command) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Give a command's stdout line by line; see `Remote.lines`."""
+        nonce = secrets.token_hex(16)
+        line = wrap(command, nonce)
+        async with self._channels:
+            async with asyncio.timeout(command.timeout_s):
+                process = await self._start(command, line)
+            errors = asyncio.create_task(_collect(process.stderr), name=f"stderr:{self.name}")
+            feeding = asyncio.create_task(_feed(process, _pieces(command.stdin)))
+            try:
+                yield self._each_line(process, command, nonce, errors)
+            finally:
+                feeding.cancel()
+                errors.cancel()
+                await _stop(process)
+                await asyncio.wait((feeding, errors))
+
+    @contextlib.asynccontextmanager
+    async def forward_socket(self, remote_socket_path: str) -> AsyncIterator[str]:
+        """Give a local Unix socket that leads to one on the host; see `Remote.forward_socket`."""
+        path = expand(self.home, remote_socket_path)
+        connection = await self._live()
+        await self._probe(connection, path)
+        directory = await asyncio.to_thread(tempfile.mkdtemp, prefix="dynctl-")
+        try:
+            local = f"{directory}/s"
+            listener = await connection.forward_local_path(local, path)
+            try:
+                yield local
+            finally:
+                listener.close()
+                await listener.wait_closed()
+        finally:
+            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+
+    async def close(self) -> None:
+        """End the connection."""
+        self._link.connection.abort()
+        await self._link.connection.wait_closed()
+
+    async def _live(self) -> asyncssh.SSHClientConnection:
+        """The connection, opened again if it was lost: nothing runs on it now, so nothing can be run twice."""
+        async with self._relink:
+            if self._link.connection.is_closed():
+                self._link = await self._connector.connect(self.name, self._hop)
+            return self._link.connection
+
+    async def _start(self, command: Command, line: str) -> asyncssh.SSHClientProcess[bytes]:
+        connection = await self._live()
+        try:
+            return await connection.create_process(line, encoding=None, request_pty=False)
+        except asyncssh.ChannelOpenError as error:
+            raise ConnectError(
+                f"{self.name}: the host opens no more sessions: {clean(error.reason)}",
+                "is MaxSessions in its sshd_config below 10?",
+            ) from error
+        except (asyncssh.Error, OSError) as error:
+            raise self._unknown(command, "the connection was lost as it started") from error
+
+    async def _run(self, command: Command, pieces: AsyncIterator[bytes]) -> Completed:
+        nonce = secrets.token_hex(16)
+        line = wrap(command, nonce)
+        started_s = time.monotonic()
+        async with self._channels:
+            try:
+                async with asyncio.timeout(command.timeout_s):
+                    out, err, status = await self._exchange(command, line, pieces)
+            except TimeoutError as error:
+                raise self._unknown(
+                    command, f"it did not end within {command.timeout_s:g} s"
+                ) from error
+        marked = between(out, nonce)
+        if status is None:
+            raise self._unknown(command, "the connection was lost while it ran")
+        if not marked.has_begun:
+            said = clean(tail(marked.noise + err)) or f"status {status}"
+            raise ConnectError(
+                f"{self.name}: the login shell did not run the command; it said: {said}",
+                "the user needs a login shell that runs commands (sh, bash, zsh, fish, csh)",
+            )
+        if marked.exit_status is None:
+            raise self._unknown(command, "its shell was ended while it ran")
+        stderr = between(err, nonce)
+        return Completed(
+            command,
+            as_signal(marked.exit_status),
+            marked.content,
+            stderr.content if stderr.has_begun else err,
+            time.monotonic() - started_s,
+        )
+
+    async def _exchange(
+        self, command: Command, line: str, pieces: AsyncIterator[bytes]
+    ) -> tuple[bytes, bytes, int | None]:
+        process = await self._start(command, line)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                feeding = tasks.create_task(_feed(process, pieces))
+                out = tasks.create_task(_collect(process.stdout))
+                err = tasks.create_task(_collect(process.stderr))
+                await process.wait_closed()
+                feeding.cancel()
+        except* CommandError as group:
+            raise CommandError(f"{self.name}: {group.exceptions[0]}") from None
+        finally:
+            await _stop(process)
+        return out.result(), err.result(), process.returncode
+
+    async def _each_line(
+        self,
+        process: asyncssh.SSHClientProcess[bytes],
+        command: Command,
+        nonce: str,
+        errors: asyncio.Task[bytes],
+    ) -> AsyncIterator[bytes]:
+        marks = MarkedLines(nonce)
+        try:
+            while data := await process.stdout.read(_CHUNK_BYTES):
+                for line in marks.feed(data):
+                    yield line
+        except (asyncssh.Error, OSError) as error:
+            raise self._unknown(command, "the connection was lost while it ran") from error
+        if marks.exit_status is None:
+            raise self._unknown(command, "its output ended early")
+        if marks.exit_status != 0:
+            said = clean(tail(between(await errors, nonce).content))
+            raise CommandError(
+                f"{self.name}: command ended with status {as_signal(marks.exit_status)}: {said}"
+            )
+
+    async def _probe(self, connection: asyncssh.SSHClientConnection, path: str) -> None:
+        """Connect once, so that a socket nobody listens on is an error here and not a hang later."""
+        try:
+            async with asyncio.timeout(_SOCKET_TIMEOUT_S):
+                _, writer = await connection.open_unix_connection(path)
+        except asyncssh.ChannelOpenError as error:
+            prohibited = error.code == asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED
+            raise ConnectError(
+                f"{self.name}: cannot reach the socket {path}: {clean(error.reason)}",
+                "sshd_config there needs AllowStreamLocalForwarding yes" if prohibited else None,
+            ) from error
+        except (asyncssh.Error, OSError, TimeoutError) as error:
+            raise ConnectError(f"{self.name}: no answer from the socket {path}") from error
+        writer.close()
+        with contextlib.suppress(asyncssh.Error, OSError):
+            await writer.wait_closed()
+
+    def _unknown(self, command: Command, reason: str) -> UnknownOutcomeError:
+        return UnknownOutcomeError(
+            f"{self.name}: the outcome of {command.argv[0]} is unknown: {reason}",
+            "look at the host's state before doing it again",
+        )
+
+
+async def _pieces(content: bytes | Path | None) -> AsyncIterator[bytes]:
+    if isinstance(content, Path):
+        with await asyncio.to_thread(content.open, "rb") as file:
+            while data := await asyncio.to_thread(file.read, _CHUNK_BYTES):
+                yield data
+    elif content:
+        for start in range(0, len(content), _CHUNK_BYTES):
+            yield content[start : start + _CHUNK_BYTES]
+
+
+async def _feed(process: asyncssh.SSHClientProcess[bytes], pieces: AsyncIterator[bytes]) -> None:
+    """Write stdin and close it; a command may end without reading it all."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError, asyncssh.Error):
+        async for data in pieces:
+            process.stdin.write(data)
+            await process.stdin.drain()
+        process.stdin.write_eof()
+
+
+async def _collect(reader: asyncssh.SSHReader[bytes]) -> bytes:
+    """Read to the end; a lost connection ends it too, and shows as a missing exit status."""
+    pieces, total = [], 0
+    with contextlib.suppress(asyncssh.Error, OSError):
+        while data := await reader.read(_CHUNK_BYTES):
+            total += len(data)
+            if total > MAX_OUTPUT_BYTES:
+                raise CommandError(f"a command printed more than {MAX_OUTPUT_BYTES} bytes")
+            pieces.append(data)
+    return b"".join(pieces)
+
+
+async def _stop(process: asyncssh.SSHClientProcess[bytes]) -> None:
+    """End a command that still runs: sshd passes signals to its whole session."""
+    if process.exit_status is None:
+        with contextlib.suppress(asyncssh.Error, OSError):
+            process.terminate()
+    process.close()
+    with contextlib.suppress(asyncssh.Error, OSError, TimeoutError):
+        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+            await process.wait_closed()
+
+
+def _measure(content: bytes | Path) -> tuple[str, int]:
+    """SHA-256 and size of what is to be sent."""
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest(), len(content)
+    with content.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest(), content.stat().st_size
