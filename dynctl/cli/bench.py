@@ -1,0 +1,308 @@
+"""`dynctl bench run`: drive load against a deployment and report what it did."""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, OutputOption, Yes
+from dynctl.cli.output import Output, confirm, emit, emit_json, say, table, wait_for
+from dynctl.core.inventory import Inventory
+from dynctl.core.workload import Slo
+from dynctl.errors import DynctlError, ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from dynctl.bench.record import Record
+    from dynctl.bench.report import Report
+    from dynctl.bench.run import Wish
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+SLO_KEYS = {
+    "ttft": "ttft_ms",
+    "ttft_ms": "ttft_ms",
+    "itl": "itl_ms",
+    "itl_ms": "itl_ms",
+    "tpot_ms": "itl_ms",
+}
+
+
+@app.callback()
+def group() -> None:
+    """Drive load against a deployment and report what it did."""
+
+
+@app.command("run")
+def run(  # noqa: PLR0917 - one parameter per option
+    url: Annotated[
+        str | None, typer.Option("--url", help="Server to drive; default: the deployment's router.")
+    ] = None,
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    local: Local = False,
+    deployment: Annotated[
+        str | None, typer.Option(help="Which deployment, when there are several.")
+    ] = None,
+    workload: Annotated[
+        str,
+        typer.Option(
+            help="synthetic:isl=…,osl=… | prefix:groups=…,len=…,suffix=…,osl=… | multiturn:chats=…,turns=…,…"
+        ),
+    ] = "synthetic:isl=1024,osl=128",
+    load: Annotated[
+        str, typer.Option(help="poisson:R or constant:R (requests/s), or concurrency:N.")
+    ] = "poisson:4",
+    duration: Annotated[str, typer.Option(help="How long is measured.")] = "30s",
+    warmup: Annotated[str, typer.Option(help="Same load before that, not measured.")] = "2s",
+    slo: Annotated[
+        str | None, typer.Option(help="Goals at p99 in ms, e.g. ttft=500,itl=40; missed: exit 6.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same requests.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for result.json and requests.jsonl.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+    model: Annotated[str, typer.Option(help="Model to ask for; auto: the only one.")] = "auto",
+    api: Annotated[str, typer.Option(help="chat or completions.")] = "chat",
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Environment variable that holds the API key.")
+    ] = None,
+    block_size: Annotated[
+        int, typer.Option(min=1, help="KV block size in tokens, for the ideal hit rate.")
+    ] = 16,
+    yes: Yes = False,
+) -> None:
+    """Drive load against a deployment and report latency, throughput, goodput and KV hit rate.
+
+    Every figure's definition is in result.json. Exit 4 when fewer than two requests succeeded, 6 when a goal was
+    missed or the load generator was the limit, 130 when interrupted (the partial result is still written).
+
+    Example: dynctl bench run --workload prefix:groups=8,len=1024 --load poisson:8 --duration 60s --slo ttft=500,itl=40
+    """
+    from dynctl.bench.arrivals import parse_duration, parse_load
+    from dynctl.bench.run import Wish
+    from dynctl.bench.workload import parse_workload
+
+    if api not in {"chat", "completions"}:
+        raise UsageError(f"--api {api!r} is unknown", "use chat or completions")
+    wish = Wish(
+        workload=parse_workload(workload),
+        load=parse_load(load),
+        duration_s=_positive(parse_duration(duration, "--duration"), "--duration"),
+        warmup_s=parse_duration(warmup, "--warmup"),
+        seed=seed,
+        slo=parse_slo(slo),
+        block_size_tokens=block_size,
+    )
+    key = _api_key(api_key_env)
+    started_unix_s = time.time()
+    rerun = f"dynctl bench run --workload {workload} --load {load} --duration {duration} --yes"
+
+    def ask(question: str) -> None:
+        confirm(question, rerun, yes=yes)
+
+    async def main() -> "tuple[Report, tuple[Record, ...]]":
+        target_url = url or await _router_url(inventory, deployment, local=local)
+        return await _drive(target_url, api, key, None if model == "auto" else model, wish, ask)
+
+    report, records = wait_for(main())
+    report.facts["started_unix_s"] = started_unix_s
+    if out is not None:
+        _write(out, report, records)
+    if output is Output.JSON:
+        emit_json(report)
+    else:
+        _show(report)
+    if report.exit_code is not ExitCode.OK:
+        raise typer.Exit(int(report.exit_code))
+
+
+def parse_slo(text: str | None) -> Slo:
+    """Read `ttft=500,itl=40`, in milliseconds.
+
+    Raises:
+        UsageError: for an unknown key or a value that is no positive number.
+    """
+    goals: dict[str, float] = {}
+    for item in text.split(",") if text else ():
+        key, _, value = item.strip().partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = 0.0
+        if key not in SLO_KEYS or not 0 < number < 1e9:
+            raise UsageError(f"--slo {text!r}: cannot read {item!r}", "write ttft=500,itl=40 (ms)")
+        goals[SLO_KEYS[key]] = number
+    return Slo(**goals)
+
+
+def _positive(value: float, flag: str) -> float:
+    if value <= 0:
+        raise UsageError(f"{flag} must be more than nothing")
+    return value
+
+
+def _api_key(env: str | None) -> str | None:
+    if env is None:
+        return None
+    key = os.environ.get(env)
+    if not key:
+        raise UsageError(f"--api-key-env {env}: no such environment variable, or empty")
+    return key
+
+
+async def _drive(
+    url: str,
+    api: str,
+    key: str | None,
+    model: str | None,
+    wish: "Wish",
+    ask: Any,  # noqa: ANN401 - a callable
+) -> "tuple[Report, tuple[Record, ...]]":
+    import asyncio
+    import signal
+
+    from dynctl.bench.client import open_target
+    from dynctl.bench.report import make_report
+    from dynctl.bench.run import Drive, learn_counting, other_traffic
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    async with open_target(url, api, key, REQUEST_TIMEOUT_S) as target:
+        await target.find_model(model)
+        others = await other_traffic(target)
+        if others:
+            ask(f"{url} serves others: {others}; load may hurt them. Go on?")
+        count = await learn_counting(target, wish.workload)
+        say(f"bench {url} {target.model}: {wish.workload.text}, {wish.load}, {wish.duration_s:g} s")
+
+        def interrupt() -> None:
+            # A second Ctrl-C ends the process the usual way.
+            loop.remove_signal_handler(signal.SIGINT)
+            say("interrupted: writing what was measured so far")
+            stop.set()
+
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+        try:
+            measured = await Drive(target, wish, count, stop).run(say)
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+        report = make_report(wish.setting(target, count), measured)
+        report.facts.update(_versions(), server_version=await target.version())
+    return report, measured.records
+
+
+REQUEST_TIMEOUT_S = 600.0
+
+
+def _versions() -> dict[str, Any]:
+    import platform
+
+    import aiohttp
+
+    from dynctl import __version__
+
+    return {
+        "dynctl_version": __version__,
+        "python_version": platform.python_version(),
+        "aiohttp_version": aiohttp.__version__,
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+    }
+
+
+async def _router_url(path: Path, deployment: str | None, *, local: bool) -> str:
+    """Ask the agents where the deployment's router listens."""
+    from dynctl.cli.session import load
+    from dynctl.deploy.reach import reach_agents
+    from dynctl.remote.fleet import open_fleet
+
+    wanted = load(path, local=local)
+    found: dict[str, str] = {}
+    async with open_fleet(wanted.hosts, wanted.ssh) as fleet, reach_agents(wanted, fleet) as agents:
+        for host_name, agent in agents.items():
+            if isinstance(agent, DynctlError):
+                continue
+            for unit in (await agent.status()).units:
+                if unit.kind == "router" and unit.url:
+                    found[unit.deployment] = _reachable_url(wanted, host_name, unit.url)
+    if not found:
+        raise DynctlError(
+            f"no router of cluster {wanted.cluster} runs on any host",
+            "dynctl up starts it; or name a server: --url http://HOST:PORT",
+            code=ExitCode.REFUSED,
+        )
+    if deployment is None and len(found) == 1:
+        return next(iter(found.values()))
+    if deployment not in found:
+        raise UsageError(
+            "which deployment?"
+            if deployment is None
+            else f"no deployment {deployment!r} has a router",
+            f"--deployment is one of: {', '.join(sorted(found))}",
+        )
+    return found[deployment]
+
+
+def _reachable_url(inventory: Inventory, host_name: str, url: str) -> str:
+    """Turn where a router listens into where this machine reaches it.
+
+    Raises:
+        DynctlError: when it listens on the loopback of another host.
+    """
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    entry = inventory.host(host_name)
+    address = parts.hostname or ""
+    if entry.is_local:
+        address = "127.0.0.1" if address in {"0.0.0.0", "::"} else address  # noqa: S104 - compared, not bound
+    elif address in {"127.0.0.1", "::1", "localhost"}:
+        raise DynctlError(
+            f"the router on {host_name} listens on {address}:{parts.port} there, which this machine cannot reach",
+            f"ssh -N -L {parts.port}:{address}:{parts.port} {entry.address} in another terminal, "
+            f"then --url http://127.0.0.1:{parts.port}",
+            code=ExitCode.REFUSED,
+        )
+    elif address in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
+        address = entry.data_address or entry.address
+    host = f"[{address}]" if ":" in address else address
+    return f"{parts.scheme}://{host}:{parts.port}"
+
+
+def _write(directory: Path, report: "Report", records: "Sequence[Record]") -> None:
+    import msgspec
+
+    from dynctl.files import write_atomic
+    from dynctl.store import save
+
+    try:
+        save(directory / "result.json", report)
+        lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+        write_atomic(directory / "requests.jsonl", lines)
+    except OSError as error:
+        raise DynctlError(f"cannot write to {directory}: {error.strerror}") from error
+    say(f"written: {directory / 'result.json'}, {directory / 'requests.jsonl'}")
+
+
+def _show(report: "Report") -> None:
+    from dynctl.bench.advice import advice
+    from dynctl.bench.summary import (
+        METRIC_COLUMNS,
+        check_lines,
+        fact_rows,
+        footnotes,
+        metric_rows,
+    )
+
+    setting = report.setting
+    emit(
+        f"{setting.model} at {setting.url}: {setting.workload}, {setting.load}, {report.measured_s:.1f} s\n"
+    )
+    table(METRIC_COLUMNS, metric_rows(report), right=METRIC_COLUMNS[1:])
+    emit("")
+    table(("", ""), fact_rows(report))
+    for line in (*check_lines(report), *footnotes(report)):
+        emit(line)
+    emit(f"\nadvice: {advice(report)}")
