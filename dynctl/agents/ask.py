@@ -8,7 +8,7 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from urllib.parse import urlsplit
 
 import msgspec
@@ -25,6 +25,9 @@ _METRICS_S = 5.0
 # A first token may wait for compilation, and for cores that other engines hold.
 _TOKEN_S = 120.0
 _UCRED = struct.Struct("3i")
+
+Pids = Callable[[], Collection[int]]
+"""Lists the processes of one start; called only when something answered, since it reads all of /proc."""
 
 
 class UnfitError(EngineError):
@@ -90,7 +93,7 @@ async def listener_pid(path: str) -> int | None:
 
 
 async def engine_facts(
-    wish: EngineWish, capabilities: Capabilities, at: Endpoints, own_pids: Collection[int]
+    wish: EngineWish, capabilities: Capabilities, at: Endpoints, own_pids: Pids
 ) -> Facts | None:
     """Go through all an engine must show to be ready: health, identity, version, a token, its model, its cache.
 
@@ -105,7 +108,7 @@ async def engine_facts(
         pid = await listener_pid(at.socket)
         if pid is None:
             return None
-        if pid not in own_pids:
+        if pid not in own_pids():
             raise UnfitError(
                 f"{at.socket} is answered by process {pid}, which is none of {wish.id}"
             )

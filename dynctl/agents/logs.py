@@ -33,17 +33,17 @@ class LogFile:
         """Write a line of our own and note that a new start's output begins here."""
         with self.path.open("ab") as file:
             os.fchmod(file.fileno(), 0o600)
-            self.start_offset = file.tell()
             file.write(line.encode() + b"\n")
+            self.start_offset = file.tell()
 
-    def rotate(self) -> bool:
-        """Cut the file when it is too large; tells whether it was."""
-        try:
-            size = self.path.stat().st_size
-        except FileNotFoundError:
-            return False
-        if size <= self._limits.max_bytes:
-            return False
+    @property
+    def is_too_large(self) -> bool:
+        """Whether it is time to cut it."""
+        return self.size_bytes() > self._limits.max_bytes
+
+    def rotate(self) -> None:
+        """Keep the tail in `NAME.1` and cut the file."""
+        size = self.size_bytes()
         older = self.path.with_name(self.path.name + ".1")
         with self.path.open("r+b") as file:
             file.seek(max(0, size - self._limits.max_bytes))
@@ -58,7 +58,6 @@ class LogFile:
                 # Also on a full disk: that is when cutting matters most.
                 file.truncate(0)
         self.start_offset = 0
-        return True
 
     def last_lines(self, count: int, *, this_start: bool = False) -> list[str]:
         """Return the last lines; with `this_start` only those since `mark_start`."""

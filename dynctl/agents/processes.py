@@ -159,6 +159,17 @@ async def end_group(identity: Identity, limit_s: float) -> list[int]:
         await asyncio.sleep(0.02)
 
 
+async def end_strangers(root: str, known: Collection[str], limit_s: float) -> None:
+    """SIGKILL what was started under a root by starts nobody remembers (the agent died in between)."""
+    deadline_s = time.monotonic() + limit_s
+    while time.monotonic() < deadline_s:
+        left = [pid for pid, incarnation in tagged(root).items() if incarnation not in known]
+        if not left:
+            return
+        send(left, signal.SIGKILL)
+        await asyncio.sleep(0.02)
+
+
 class Watched:
     """A process whose end is awaited, child or not. `close` lets go of it without touching it."""
 

@@ -19,6 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from dynctl.agents.launch import Endpoints
+from dynctl.agents.processes import Identity
 from dynctl.agents.protocol import EngineWish, HostSlice, RelayWish, RouterUnit
 from dynctl.core.deployment import EngineState
 from dynctl.errors import DynctlError, ExitCode
@@ -42,24 +43,29 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """One start of a unit."""
+
+    incarnation: str
+    at: Endpoints
+    identity: Identity | None = None
+    """None: no process of ours (an adopted server)."""
+    internal_port: int = 0
+    started_unix_s: float = 0.0
+    facts: Facts = field(default_factory=Facts)
+
+
+@dataclass(frozen=True, slots=True)
 class UnitRecord:
-    """One unit as remembered, enough to adopt its process again."""
+    """One unit as remembered, enough to adopt its process again; exactly one wish is set."""
 
     id: str
     state: EngineState
     engine: EngineWish | None = None
     router: RouterUnit | None = None
     relay: RelayWish | None = None
-    incarnation: str = ""
-    pid: int | None = None
-    start_ticks: int = 0
-    scope: str = ""
-    at: Endpoints = field(default_factory=Endpoints)
-    facts: Facts = field(default_factory=Facts)
-    internal_port: int = 0
-    started_unix_s: float | None = None
+    run: Run | None = None
     num_restarts: int = 0
-    last_error: str = ""
     log_offset: int = 0
     is_held: bool = False
     """Drained by a person: stays down until a restart is asked for."""

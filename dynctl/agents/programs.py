@@ -1,0 +1,227 @@
+"""The three things an agent runs (engine, router, relay), seen alike: how to launch, when ready, when idle.
+
+Not here: when any of it happens (`unit`).
+IO: sockets, files (a router's configuration).
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from dynctl import registry
+from dynctl.agents import ask, ports
+from dynctl.agents.ask import Pids
+from dynctl.agents.launch import Capabilities, Endpoints, EngineKind, Launch, Places
+from dynctl.agents.lifecycle import RestartPolicy
+from dynctl.agents.protocol import EngineWish, RelayWish, RouterUnit, spec_digest
+from dynctl.agents.root import Facts, Run, UnitRecord
+from dynctl.core.snapshot import EngineSample
+from dynctl.errors import ProbeError
+from dynctl.files import write_atomic
+from dynctl.http1.upstream import UpstreamError
+
+RELAY_ID = "relay"
+_ENGINES = "dynctl.agents.engines"
+
+
+class Program(Protocol):
+    """What a unit needs to know of the thing it runs."""
+
+    id: str
+    kind: str
+    deployment: str
+    role: str
+    url: str
+    """Where clients connect, of a router."""
+    digest: str
+    policy: RestartPolicy
+    gpu_uuids: tuple[str, ...]
+    needs_gpus: bool
+    listens_on: tuple[int, ...]
+    """TCP ports of this host that must be free before a start."""
+    needs_internal_ports: bool
+    deadline_s: float
+    stop_limit_s: float
+
+    def problems(self) -> tuple[str, ...]:
+        """Name what can never start."""
+        ...
+
+    def launch(self, places: Places) -> Launch:
+        """Say how to start it; may write its configuration into the directory of this start."""
+        ...
+
+    async def check(self, run: Run, own_pids: Pids) -> Facts | None:
+        """Ask once whether it is ready; None: not yet.
+
+        Raises:
+            UnfitError: when it never will be.
+        """
+        ...
+
+    async def is_idle(self, run: Run) -> bool:
+        """Tell whether it has nothing left to do."""
+        ...
+
+
+class EngineProgram:
+    """An engine of any kind."""
+
+    kind = "engine"
+    url = ""
+
+    def __init__(self, wish: EngineWish) -> None:
+        self.wish = wish
+        self.engine: EngineKind = registry.load(_ENGINES, wish.kind, "ENGINE")
+        can: Capabilities = self.engine.capabilities
+        self.id = wish.id
+        self.deployment = wish.deployment
+        self.role = wish.role
+        self.digest = spec_digest(wish)
+        # A server that is not ours is waited for without end: it is not our process that fails.
+        self.policy = RestartPolicy() if can.is_process else RestartPolicy(max_starts=10**9)
+        self.gpu_uuids = tuple(gpu.uuid for gpu in wish.gpus)
+        self.needs_gpus = can.needs_gpus and wish.device == "gpu"
+        port = wish.side_channel_port if can.is_process and wish.kv_transfer else None
+        self.listens_on = () if port is None else (port,)
+        self.needs_internal_ports = can.needs_gpus and wish.internal_port is None
+        self.deadline_s = wish.start_deadline_s or can.start_deadline_s
+        self.stop_limit_s = can.stop_limit_s
+
+    def problems(self) -> tuple[str, ...]:
+        """Name what can never start."""
+        return self.engine.problems(self.wish)
+
+    def launch(self, places: Places) -> Launch:
+        """Say how to start it."""
+        return self.engine.launch(self.wish, places)
+
+    async def check(self, run: Run, own_pids: Pids) -> Facts | None:
+        """An engine is ready when it has produced a token."""
+        return await ask.engine_facts(self.wish, self.engine.capabilities, run.at, own_pids)
+
+    async def is_idle(self, run: Run) -> bool:
+        """No request runs or waits; an engine that cannot tell is drained by the time limit alone."""
+        if not self.engine.capabilities.reports_running:
+            return True
+        try:
+            sample = await self.sample(run)
+        except (UpstreamError, ProbeError):
+            return not await ask.answers(run.at)
+        return sample.running == 0 and not sample.waiting
+
+    async def sample(self, run: Run) -> EngineSample:
+        """Scrape it.
+
+        Raises:
+            UpstreamError: when it does not answer.
+            ProbeError: when its answer cannot be read.
+        """
+        return self.engine.sample(await ask.metrics(run.at), self.id, run.incarnation)
+
+
+class RouterProgram:
+    """A router: `python -m dynctl.router` with its configuration in a file and an admin socket."""
+
+    kind = "router"
+    role = ""
+    policy = RestartPolicy()
+    gpu_uuids: tuple[str, ...] = ()
+    needs_gpus = False
+    needs_internal_ports = False
+    deadline_s = 60.0
+    # After SIGTERM it closes its listener and lets streams end; 120 s is the drain limit.
+    stop_limit_s = 125.0
+
+    def __init__(self, wish: RouterUnit) -> None:
+        self.wish = wish
+        self.id = wish.id
+        self.deployment = wish.deployment
+        self.digest = spec_digest(wish)
+        scheme = "https" if wish.config.get("server_tls") else "http"
+        self.url = f"{scheme}://{wish.listen}"
+        port = wish.listen.rpartition(":")[2]
+        self.listens_on = (int(port),) if port.isdigit() and int(port) else ()
+
+    def problems(self) -> tuple[str, ...]:
+        """Name what can never start."""
+        if not self.wish.listen.rpartition(":")[2].isdigit():
+            return (f"router listen {self.wish.listen!r} must look like HOST:PORT",)
+        return ()
+
+    def launch(self, places: Places) -> Launch:
+        """Write the configuration and say how to start it."""
+        config = f"{places.directory}/config.json"
+        write_atomic(Path(places.directory) / "config.json", msgspec.json.encode(self.wish.config))
+        socket = f"{places.directory}/admin"
+        argv = [places.python, "-sP", "-m", "dynctl.router"]
+        argv += ["--config", config, "--admin-socket", socket]
+        return Launch(argv=tuple(argv), has_bundle=True, at=Endpoints(socket=socket))
+
+    async def check(self, run: Run, own_pids: Pids) -> Facts | None:
+        """A router is ready when its admin socket says so and is its own."""
+        if not await ask.answers(run.at) or await ask.listener_pid(run.at.socket) not in own_pids():
+            return None
+        return Facts()
+
+    async def is_idle(self, run: Run) -> bool:  # noqa: ARG002 - the seam's signature
+        """It drains by itself after SIGTERM."""
+        return True
+
+
+class RelayProgram:
+    """The host's relay: `python -m dynctl.agents.relay`, fed by the agent's table."""
+
+    kind = "relay"
+    id = RELAY_ID
+    deployment = ""
+    role = ""
+    url = ""
+    policy = RestartPolicy()
+    gpu_uuids: tuple[str, ...] = ()
+    needs_gpus = False
+    needs_internal_ports = False
+    deadline_s = 30.0
+    stop_limit_s = 20.0
+
+    def __init__(self, wish: RelayWish, agent_socket: str) -> None:
+        self.wish = wish
+        self._agent_socket = agent_socket
+        self.digest = spec_digest(wish)
+        self.listens_on = (wish.port,)
+
+    def problems(self) -> tuple[str, ...]:
+        """Name what can never start."""
+        return () if 0 < self.wish.port < 65536 else (f"relay port {self.wish.port} is no port",)
+
+    def launch(self, places: Places) -> Launch:
+        """Say how to start it."""
+        argv = [places.python, "-sP", "-m", "dynctl.agents.relay", "--root", places.root]
+        host = (
+            f"[{self.wish.listen_host}]" if ":" in self.wish.listen_host else self.wish.listen_host
+        )
+        argv += ["--listen", f"{host}:{self.wish.port}", "--agent-socket", self._agent_socket]
+        return Launch(argv=tuple(argv), has_bundle=True)
+
+    async def check(self, run: Run, own_pids: Pids) -> Facts | None:  # noqa: ARG002
+        """A relay is ready when the process we started listens on the port."""
+        return Facts() if ports.owners(self.wish.port, own_pids()) else None
+
+    async def is_idle(self, run: Run) -> bool:  # noqa: ARG002 - the seam's signature
+        """It drains by itself after SIGTERM."""
+        return True
+
+
+AnyProgram = EngineProgram | RouterProgram | RelayProgram
+
+
+def make_program(record: UnitRecord, agent_socket: str) -> AnyProgram | None:
+    """Make the program of a remembered unit, None when the record names none."""
+    if record.engine is not None:
+        return EngineProgram(record.engine)
+    if record.router is not None:
+        return RouterProgram(record.router)
+    if record.relay is not None:
+        return RelayProgram(record.relay, agent_socket)
+    return None

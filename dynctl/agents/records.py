@@ -1,0 +1,84 @@
+"""Units as others see and as the agent remembers them: status, relay entry, record.
+
+Not here: changing anything. Pure.
+"""
+
+from dynctl.agents.programs import EngineProgram, RelayProgram, RouterProgram
+from dynctl.agents.protocol import RelayEntry
+from dynctl.agents.root import UnitRecord
+from dynctl.agents.unit import Unit
+from dynctl.core.deployment import EngineInfo, EngineState, UnitStatus
+
+
+def unit_status(unit: Unit) -> UnitStatus:
+    """How a unit stands, for people and `up`."""
+    program, run, life = unit.program, unit.run, unit.life
+    error = life.last_error
+    if unit.is_held and life.state is EngineState.STOPPED:
+        error = "drained by request; restart it to bring it back"
+    return UnitStatus(
+        id=program.id,
+        kind=program.kind,
+        state=life.state,
+        incarnation=run.incarnation if run else "",
+        pid=run.identity.pid if run and run.identity else None,
+        started_unix_s=run.started_unix_s if run else None,
+        num_restarts=life.num_restarts,
+        last_error=error,
+        spec_digest=program.digest,
+        role=program.role,
+        deployment=program.deployment,
+        url=program.url,
+        gpu_uuids=program.gpu_uuids,
+    )
+
+
+def relay_entry(unit: Unit) -> RelayEntry | None:
+    """How the relay reaches an engine, None for other units."""
+    program, run = unit.program, unit.run
+    if not isinstance(program, EngineProgram):
+        return None
+    wish = program.wish
+    info = EngineInfo(
+        id=wish.id,
+        incarnation=run.incarnation if run else "",
+        state=unit.life.state,
+        role=wish.role,
+        deployment=wish.deployment,
+        kind=wish.kind,
+        model=wish.name,
+        block_size_tokens=run.facts.block_size_tokens if run else 0,
+        kv_capacity_tokens=run.facts.kv_capacity_tokens if run else 0,
+        max_model_len_tokens=run.facts.max_model_len_tokens if run else 0,
+        max_num_seqs=wish.max_num_seqs or 0,
+        side_channel_host=wish.data_address if wish.kv_transfer else "",
+        side_channel_port=(wish.side_channel_port or 0) if wish.kv_transfer else 0,
+    )
+    if run is None:
+        return RelayEntry(info=info, socket="", block_hash_seed=wish.block_hash_seed)
+    at = run.at
+    return RelayEntry(
+        info=info,
+        socket=at.socket,
+        kv_events=at.kv_events,
+        kv_replay=at.kv_replay,
+        topic=at.topic,
+        block_hash_seed=wish.block_hash_seed,
+        url=at.url,
+    )
+
+
+def record_of(unit: Unit) -> UnitRecord:
+    """What a later agent must know to take this unit over."""
+    program, run, life = unit.program, unit.run, unit.life
+    return UnitRecord(
+        id=program.id,
+        state=life.state,
+        engine=program.wish if isinstance(program, EngineProgram) else None,
+        router=program.wish if isinstance(program, RouterProgram) else None,
+        relay=program.wish if isinstance(program, RelayProgram) else None,
+        run=run,
+        num_restarts=life.num_restarts,
+        log_offset=unit.log.start_offset,
+        is_held=unit.is_held,
+    )

@@ -1,0 +1,103 @@
+"""One host's figures now: GPUs from NVML, engines and routers from their own `/metrics`.
+
+Asked for, never on its own: an agent nobody watches costs nothing. Not here: rates, history.
+IO: sockets, NVML.
+"""
+
+import asyncio
+import time
+from dataclasses import replace
+
+from dynctl.agents import ask
+from dynctl.agents.gpus import GpuReader
+from dynctl.agents.programs import EngineProgram, RouterProgram
+from dynctl.agents.records import unit_status
+from dynctl.agents.root import Run
+from dynctl.agents.supervisor import Supervisor
+from dynctl.core.deployment import EngineState
+from dynctl.core.exposition import router_sample
+from dynctl.core.snapshot import EngineSample, GpuSample, HostSnapshot, RouterSample
+from dynctl.errors import ProbeError
+from dynctl.http1.upstream import UpstreamError
+
+_FRESH_S = 0.4
+"""A sample this young is given to the next asker too, so that many watchers cost one."""
+_SERVING = (EngineState.READY, EngineState.DRAINING)
+
+Key = tuple[str, str]
+
+
+class Sampler:
+    """Takes samples of one supervisor's host."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._gpu_reader = GpuReader()
+        self._lock = asyncio.Lock()
+        self._last: HostSnapshot | None = None
+        self._last_s = 0.0
+        self._engines: dict[Key, tuple[float, EngineSample]] = {}
+        """By id and incarnation, with the time it was taken: an older one is shown with its age."""
+        self._routers: dict[Key, tuple[float, RouterSample]] = {}
+        self._gpus: tuple[float, tuple[GpuSample, ...]] = (0.0, ())
+
+    async def sample(self) -> HostSnapshot:
+        """Ask everything at once; what does not answer keeps its last figures and says how old they are."""
+        async with self._lock:
+            if self._last is None or time.monotonic() - self._last_s > _FRESH_S:
+                self._last = await self._take()
+                self._last_s = time.monotonic()
+            return self._last
+
+    async def _take(self) -> HostSnapshot:
+        units = list(self._supervisor.units.values())
+        engines: dict[Key, tuple[EngineProgram, Run]] = {}
+        routers: dict[Key, tuple[RouterProgram, Run]] = {}
+        for unit in units:
+            if unit.run is None or unit.life.state not in _SERVING:
+                continue
+            key = (unit.program.id, unit.run.incarnation)
+            if isinstance(unit.program, EngineProgram):
+                engines[key] = (unit.program, unit.run)
+            elif isinstance(unit.program, RouterProgram):
+                routers[key] = (unit.program, unit.run)
+        self._engines = {k: v for k, v in self._engines.items() if k in engines}
+        self._routers = {k: v for k, v in self._routers.items() if k in routers}
+        async with asyncio.TaskGroup() as group:
+            for key, (engine, run) in engines.items():
+                group.create_task(self._ask_engine(key, engine, run), name=f"sample:{key[0]}")
+            for key, (router, run) in routers.items():
+                group.create_task(self._ask_router(key, router, run), name=f"sample:{key[0]}")
+            error = group.create_task(self._ask_gpus(), name="sample:gpus")
+        now_s = time.monotonic()
+        wanted = self._supervisor.slice
+        return HostSnapshot(
+            host_name=wanted.host_name if wanted else "",
+            units=tuple(unit_status(unit) for unit in units),
+            gpus=self._gpus[1],
+            engines=tuple(replace(s, age_s=now_s - at_s) for at_s, s in self._engines.values()),
+            routers=tuple(replace(s, age_s=now_s - at_s) for at_s, s in self._routers.values()),
+            error=error.result(),
+        )
+
+    async def _ask_engine(self, key: Key, program: EngineProgram, run: Run) -> None:
+        try:
+            sample = await program.sample(run)
+        except (UpstreamError, ProbeError):
+            return
+        self._engines[key] = (time.monotonic(), sample)
+
+    async def _ask_router(self, key: Key, program: RouterProgram, run: Run) -> None:
+        try:
+            text = await ask.metrics(run.at)
+            sample = router_sample(text, program.id, program.deployment)
+        except (UpstreamError, ProbeError):
+            return
+        self._routers[key] = (time.monotonic(), sample)
+
+    async def _ask_gpus(self) -> str:
+        """Read the GPUs; returns why it could not."""
+        reading = await self._gpu_reader.read()
+        if not reading.error:
+            self._gpus = (time.monotonic(), reading.samples)
+        return reading.error
