@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 import typer
@@ -10,6 +11,8 @@ from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local
 from dynctl.cli.output import emit, wait_for
 from dynctl.cli.session import load, raise_host_failures, select
 from dynctl.core.inventory import Inventory
+
+MAX_LINE_BYTES = 65536
 
 
 def command(
@@ -83,9 +86,9 @@ async def _logs(
         width = max((len(unit) for unit, _ in sources), default=0)
 
         async def show(unit: str, client: AgentClient) -> None:
-            async with client.logs(unit, tail=tail, follow=follow) as lines:
-                async for line in lines:
-                    text = clean(line, 4000)
+            async with client.logs(unit, tail=tail, follow=follow) as pieces:
+                async for line in _lines(pieces):
+                    text = clean(line.decode(errors="replace"), 4000)
                     if pattern is None or pattern.search(text):
                         emit(f"{unit:<{width}}│ {text}")
 
@@ -99,3 +102,17 @@ async def _logs(
     raise_host_failures(
         {name: c if isinstance(c, DynctlError) else None for name, c in clients.items()}, "shown"
     )
+
+
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Cut pieces of text into lines; a line that never ends is given out in parts."""
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line
+        if len(rest) > MAX_LINE_BYTES:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest

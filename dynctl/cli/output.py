@@ -33,7 +33,7 @@ def say(text: str = "") -> None:
 def progress(where: str, step: str, text: str, *, started: float | None = None) -> None:
     """One line per change of state: time, host, step, what happened, and how long it took."""
     took = "" if started is None else f"  {time.monotonic() - started:.1f}s"
-    say(f"{time.strftime('%H:%M:%S')} {clean(where, 24):<14} {step:<10} {clean(text, 400)}{took}")
+    say(f"{time.strftime('%H:%M:%S')} {clean(where, 24):<12} {step:<16} {clean(text, 400)}{took}")
 
 
 def emit_json(value: object) -> None:
