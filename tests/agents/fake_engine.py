@@ -12,8 +12,11 @@ import subprocess
 import sys
 import time
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 
-CACHE = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100",kv_cache_size_tokens="None"} 1\n'
+CACHE = (
+    'vllm:cache_config_info{block_size="16",num_gpu_blocks="100",kv_cache_size_tokens="None"} 1\n'
+)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -23,7 +26,7 @@ class Handler(BaseHTTPRequestHandler):
     def address_string(self):
         return "unix"
 
-    def log_message(self, format, *args):
+    def log_message(self, *args):
         pass
 
     def _send(self, value, status=200, kind="application/json"):
@@ -43,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
             case "/v1/models":
                 self._send({"data": [{"id": self.options.model, "max_model_len": 4096}]})
             case "/metrics":
-                running = int(os.path.exists(self.options.busy_file))
+                running = int(Path(self.options.busy_file).exists())
                 text = CACHE + f"vllm:num_requests_running {running}\nvllm:num_requests_waiting 0\n"
                 text += "vllm:prompt_tokens_total 7\n"
                 self._send(text, kind="text/plain")
