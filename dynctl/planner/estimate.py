@@ -9,10 +9,10 @@ Pure.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from dynctl.core.plan import Estimate, Figure
 from dynctl.core.workload import Slo, Workload
-from dynctl.planner.roofline import HOST_S, Engine
 
 MAX_UTILIZATION = 0.8
 """Above this a queue grows faster than any estimate of it is good."""
@@ -26,11 +26,54 @@ TTFT_BAND = 1.0
 """Factors of the band around an uncalibrated figure: expected / (1 + b) to expected × (1 + b)."""
 
 
+class Pace(Protocol):
+    """How fast one engine is: by the roofline, or as a simulated engine declares it."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV of one token that moves from prefill to decode."""
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether experts make the figures less certain."""
+
+    @property
+    def host_s(self) -> float:
+        """HTTP, tokenizing and scheduling of one request before its first token."""
+
+    def prefill_s(self, new_tokens: float, past_tokens: float = 0.0) -> float:
+        """Seconds to compute a prompt."""
+
+    def decode_s(self, sequences: float, context_tokens: float) -> float:
+        """Seconds of one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredPace:
+    """A simulated engine: its flags say how fast it pretends to be."""
+
+    prefill_base_s: float
+    prefill_s_per_token: float
+    step_s: float
+    step_s_per_sequence: float = 0.0
+    kv_bytes_per_token: int = 0
+    is_moe: bool = False
+    host_s: float = 0.003
+
+    def prefill_s(self, new_tokens: float, past_tokens: float = 0.0) -> float:  # noqa: ARG002 - cached tokens cost nothing
+        """Seconds to compute a prompt."""
+        return self.prefill_base_s + new_tokens * self.prefill_s_per_token
+
+    def decode_s(self, sequences: float, context_tokens: float) -> float:  # noqa: ARG002 - context costs nothing
+        """Seconds of one step."""
+        return self.step_s + self.step_s_per_sequence * sequences
+
+
 @dataclass(frozen=True, slots=True)
 class Side:
     """Replicas of one role."""
 
-    engine: Engine
+    engine: Pace
     replicas: int
     max_sequences: float
     """Sequences one replica can hold: the smaller of its KV cache and its limit."""
@@ -81,7 +124,7 @@ def _aggregated(side: Side, work: Workload, rate_rps: float) -> Served:
     prefill = engine.prefill_s(new, past)
     busy = rate * prefill
     if busy >= MAX_UTILIZATION:
-        return _unstable(prefill + HOST_S, engine.decode_s(1, context), "prefill")
+        return _unstable(prefill + engine.host_s, engine.decode_s(1, context), "prefill")
 
     def life_s(sequences: float) -> float:
         return engine.decode_s(sequences, context) / (1 - busy) * work.osl_tokens
@@ -90,7 +133,7 @@ def _aggregated(side: Side, work: Workload, rate_rps: float) -> Served:
     step = engine.decode_s(min(sequences, side.max_sequences), context)
     itl = step / (1 - busy)
     wait, wait_p99 = _queue(rate, prefill + step, 1)
-    ttft = prefill + 1.5 * step + wait + HOST_S
+    ttft = prefill + 1.5 * step + wait + engine.host_s
     mixed_share = rate * step
     return Served(
         ttft,
@@ -108,13 +151,13 @@ def _disaggregated(layout: Layout, work: Workload, rate_rps: float) -> Served:
     new, past = _prompt(work)
     context = work.isl_tokens + work.osl_tokens / 2
     compute = prefill.engine.prefill_s(new, past)
-    num_bytes = work.isl_tokens * prefill.engine.model.kv_bytes_per_token
+    num_bytes = work.isl_tokens * prefill.engine.kv_bytes_per_token
     moving = TRANSFER_LATENCY_S + num_bytes / (layout.transfer_bytes_s * ETA_TRANSFER)
     alone = decode.engine.decode_s(1, context)
     if rate_rps * compute / prefill.replicas >= MAX_UTILIZATION:
-        return _unstable(compute + moving + HOST_S, alone, "prefill")
+        return _unstable(compute + moving + prefill.engine.host_s, alone, "prefill")
     if rate_rps * moving / min(prefill.replicas, decode.replicas) >= MAX_UTILIZATION:
-        return _unstable(compute + moving + HOST_S, alone, "transfer")
+        return _unstable(compute + moving + prefill.engine.host_s, alone, "transfer")
     rate = rate_rps / decode.replicas
 
     def life_s(sequences: float) -> float:
@@ -124,7 +167,7 @@ def _disaggregated(layout: Layout, work: Workload, rate_rps: float) -> Served:
     sequences = _little(life_s, rate, decode.max_sequences)
     step = decode.engine.decode_s(min(sequences, decode.max_sequences), context)
     wait, wait_p99 = _queue(rate_rps, compute, prefill.replicas)
-    ttft = compute + moving + step + wait + HOST_S
+    ttft = compute + moving + step + wait + prefill.engine.host_s
     is_stable = sequences <= decode.max_sequences
     return Served(ttft, ttft + wait_p99, step, step, is_stable, "" if is_stable else "kv cache")
 
@@ -196,7 +239,7 @@ def max_rate_rps(layout: Layout, work: Workload, slo: Slo) -> float:
 def estimate(layout: Layout, work: Workload, source: str) -> Estimate:
     """The figures of a plan: latency at the workload's rate, throughput at the highest rate the layout bears."""
     served = serve(layout, work, work.rate_rps)
-    is_moe = bool(layout.prefill.engine.model.num_experts)
+    is_moe = layout.prefill.engine.is_moe
     itl_band = ITL_BAND_MOE if is_moe else ITL_BAND_DENSE
     capacity = max_rate_rps(layout, work, Slo()) * work.osl_tokens
     return Estimate(

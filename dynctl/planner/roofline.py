@@ -7,6 +7,7 @@ Not here: queues, pools, percentiles.
 Pure.
 """
 
+import math
 from dataclasses import dataclass
 
 from dynctl.core.model import Model
@@ -61,6 +62,21 @@ class Engine:
     parallelism: Parallelism
     link: GroupLink
 
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV of one token that moves from prefill to decode."""
+        return self.model.kv_bytes_per_token
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether experts make the figures less certain."""
+        return self.model.num_experts > 0
+
+    @property
+    def host_s(self) -> float:
+        """HTTP, tokenizing and scheduling of one request before its first token."""
+        return HOST_S
+
     def prefill_s(self, new_tokens: float, past_tokens: float = 0.0) -> float:
         """Time to compute `new_tokens` of a prompt after `past_tokens` that are cached; at least one token."""
         new = max(1.0, new_tokens)
@@ -86,26 +102,23 @@ class Engine:
         bandwidth = self.spec.memory_bytes_s
         routed_active = self._active_expert_params()
         # The embedding table is only looked up; the head is a product like the others.
+        head = model.vocab_size * model.hidden_size
         dense_params = (
-            model.num_active_params - routed_active - model.vocab_size * model.hidden_size
+            model.num_active_params - routed_active - model.embedding_weight_bytes / 2 + head
         )
-        head_bytes = model.vocab_size * model.hidden_size * 2
         dense_bytes = (
-            model.weight_bytes
-            - model.expert_weight_bytes
-            - model.embedding_weight_bytes
-            + head_bytes
+            model.weight_bytes - model.expert_weight_bytes - model.embedding_weight_bytes + head * 2
         )
         dense = max(
             dense_bytes / tp / (bandwidth * ETA_WEIGHTS),
-            2 * max(0, dense_params) * tokens / tp / self._flops(),
+            2 * dense_params * tokens / tp / self._flops(),
         )
         if not model.num_experts:
             return dense
         ranks = self.parallelism.num_gpus if self.parallelism.ep > 1 else tp
         everyone = tokens * (self.parallelism.dp if self.parallelism.ep > 1 else 1)
         chance = model.num_experts_per_token / model.num_experts
-        hit = 1 - (1 - chance) ** everyone
+        hit = 1.0 - math.pow(1.0 - chance, everyone)
         expert_flops = self._flops() / ETA_GEMM_16 * ETA_EXPERT_GEMM
         experts = max(
             model.expert_weight_bytes * hit / ranks / (bandwidth * ETA_EXPERTS),

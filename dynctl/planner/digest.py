@@ -1,0 +1,44 @@
+"""The digest of a plan: over stable facts of the cluster and the layout, never over estimates or texts. Pure."""
+
+import hashlib
+import json
+from dataclasses import asdict, replace
+from typing import Any
+
+from dynctl.core.plan import Plan
+
+
+def digest_of(plan: Plan) -> str:
+    """Hash what `up` acts on: hosts, pools, GPUs, ports, routers, limits."""
+    content: dict[str, Any] = {
+        "cluster": plan.cluster,
+        "hosts": [asdict(host) for host in plan.hosts],
+        "deployments": [
+            {
+                "name": d.name,
+                "model": d.model,
+                "engine": d.engine_kind,
+                "router": asdict(d.router),
+                "limits": [
+                    None if limit is None else int(limit.value)
+                    for limit in (d.max_model_len_tokens, d.max_num_seqs)
+                ],
+                "pools": [
+                    {
+                        "role": pool.role.value,
+                        "parallelism": asdict(pool.parallelism),
+                        "replicas": [asdict(replica) for replica in pool.replicas],
+                    }
+                    for pool in d.pools
+                ],
+            }
+            for d in plan.deployments
+        ],
+    }
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def with_digest(plan: Plan) -> Plan:
+    """Return the plan with its digest filled in."""
+    return replace(plan, digest=digest_of(plan))

@@ -1,0 +1,193 @@
+"""Engines that need no GPU: simulated ones, CPU engines on slots, servers that already run.
+
+Not here: GPU engines (`search`).
+Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from urllib.parse import urlsplit
+
+from dynctl.core.hardware import Host
+from dynctl.core.inventory import DeploymentWish, HostEntry, PoolWish
+from dynctl.core.model import Model
+from dynctl.core.plan import MemorySheet, Parallelism, Pool, Replica, Role
+from dynctl.core.units import GIB, format_bytes
+from dynctl.errors import PlanError
+from dynctl.planner.memory import CPU_KV_BYTES, cpu_sheet
+from dynctl.planner.options import needed_tokens
+from dynctl.planner.placement import Allocation, matches
+
+
+class Need(StrEnum):
+    """What an engine kind must find on a host."""
+
+    GPUS = "gpus"
+    CPU_SLOTS = "cpu slots"
+    NOTHING = "nothing"
+    URL = "url"
+
+
+def need_of(wish: DeploymentWish) -> Need:
+    """What the engine of a deployment needs.
+
+    Raises:
+        PlanError: for a kind that is not known.
+    """
+    engine = wish.engine
+    if engine.kind == "sim":
+        return Need.NOTHING
+    if engine.kind == "external":
+        return Need.URL
+    if engine.kind == "vllm":
+        return Need.CPU_SLOTS if engine.device == "cpu" else Need.GPUS
+    raise PlanError(
+        f"deployment {wish.name}: nothing is known of what engine {engine.kind} needs",
+        "engine kinds: sim, vllm, external",
+    )
+
+
+def plan_free_engines(
+    wish: DeploymentWish,
+    model: Model | None,
+    allocation: Allocation,
+    entries: Mapping[str, HostEntry],
+    need: Need,
+) -> tuple[list[Pool], list[str]]:
+    """Place replicas that need no GPU; return pools and reasons.
+
+    Raises:
+        PlanError: when slots or URLs are missing, or a slot's memory is too small.
+    """
+    if need is Need.URL:
+        return _external(wish, allocation), ["engines that already run are adopted where they are"]
+    pools: list[Pool] = []
+    reasons: list[str] = []
+    if not wish.pools:
+        reasons.append(
+            "one aggregated engine: write pools: for more, or for prefill and decode apart"
+        )
+    for number, pool in enumerate(wish.pools or (PoolWish(Role.AGGREGATED, 1),)):
+        pools.append(_pool(wish, model, allocation, entries, need, number, pool, pools))
+    reasons.append(
+        "simulated engines: they answer like vLLM and compute nothing"
+        if need is Need.NOTHING
+        else "CPU engines on slots the inventory declares"
+    )
+    return pools, reasons
+
+
+def _pool(
+    wish: DeploymentWish,
+    model: Model | None,
+    allocation: Allocation,
+    entries: Mapping[str, HostEntry],
+    need: Need,
+    number: int,
+    pool: PoolWish,
+    before: Sequence[Pool],
+) -> Pool:
+    where = f"deployment {wish.name}: pool {number + 1} ({pool.role.value})"
+    if pool.replicas < 1:
+        raise PlanError(f"{where} asks for {pool.replicas} replicas", "ask for at least one")
+    hosts = [h for h in allocation.hosts if matches(entries.get(h.name), h.name, pool.hosts)]
+    if not hosts:
+        raise PlanError(
+            f"{where}: no described host matches {', '.join(pool.hosts)}", "see dynctl discover"
+        )
+    is_cpu = need is Need.CPU_SLOTS
+    if is_cpu and not any(host.cpu_slots for host in hosts):
+        raise PlanError(
+            f"{where}: engine {wish.engine.kind} on device cpu needs CPU slots and no host declares any",
+            "set cpu_slots on a host in the inventory",
+        )
+    usable = _preferred(hosts)
+    chosen = []
+    for i in range(pool.replicas):
+        host = allocation.take_slot(
+            hosts if is_cpu else usable, wish.name, pool.role, must_have_slot=is_cpu
+        )
+        if host is None:
+            total = sum(h.cpu_slots for h in hosts)
+            raise PlanError(
+                f"{where} asks for {pool.replicas} replicas; after {i} the {total} CPU slots of its hosts are taken",
+                "raise cpu_slots, or ask for fewer replicas",
+            )
+        chosen.append(host)
+    start = sum(len(p.replicas) for p in before if p.role is pool.role)
+    memory = _slot_sheet(wish, model, where, chosen) if is_cpu and model is not None else None
+    replicas = tuple(
+        Replica(
+            id=f"{wish.name}-{pool.role.value}-{start + i}",
+            role=pool.role,
+            host_name=host.name,
+            side_channel_port=None
+            if pool.role is Role.AGGREGATED
+            else allocation.side_channel_port(host, pool.parallelism.num_gpus),
+        )
+        for i, host in enumerate(chosen)
+    )
+    return Pool(pool.role, pool.parallelism, replicas, memory)
+
+
+def _preferred(hosts: Sequence[Host]) -> list[Host]:
+    """Simulated engines go where slots are declared, else to hosts with GPUs as real ones would, else anywhere."""
+    for able in ([h for h in hosts if h.cpu_slots], [h for h in hosts if h.gpus]):
+        if able:
+            return able
+    return list(hosts)
+
+
+def kv_space_bytes(wish: DeploymentWish) -> int:
+    """KV space a CPU engine is told to use: as its environment says (in GiB), else 1 GiB."""
+    text = dict(wish.engine.env).get("VLLM_CPU_KVCACHE_SPACE", "")
+    return int(float(text) * GIB) if text.replace(".", "", 1).isdigit() else CPU_KV_BYTES
+
+
+def _slot_sheet(
+    wish: DeploymentWish, model: Model, where: str, hosts: Sequence[Host]
+) -> MemorySheet:
+    """The sheet of the smallest slot.
+
+    Raises:
+        PlanError: when the model does not fit a slot.
+    """
+    host = min(hosts, key=lambda h: h.memory_bytes / max(1, h.cpu_slots))
+    found = cpu_sheet(model, host.memory_bytes // max(1, host.cpu_slots), kv_space_bytes(wish))
+    if found.kv_capacity_tokens < needed_tokens(wish):
+        needs = found.reserve_bytes + found.weight_bytes + found.activation_bytes
+        needs += needed_tokens(wish) * model.kv_bytes_per_token
+        raise PlanError(
+            f"{where}: {model.name} needs {format_bytes(needs)} per engine, a slot of {host.name} has "
+            f"{format_bytes(found.total_bytes)}",
+            "lower cpu_slots, raise VLLM_CPU_KVCACHE_SPACE, or shorten limits.max_model_len_tokens",
+        )
+    return found
+
+
+def _external(wish: DeploymentWish, allocation: Allocation) -> list[Pool]:
+    """One replica per URL, watched from the host it runs on when that is one of ours, else from the router's."""
+    if not wish.engine.urls:
+        raise PlanError(
+            f"deployment {wish.name}: engine external needs urls of servers that run",
+            "add engine.urls",
+        )
+    roles = [pool.role for pool in wish.pools for _ in range(pool.replicas)]
+    roles = roles or [Role.AGGREGATED] * len(wish.engine.urls)
+    if len(roles) != len(wish.engine.urls):
+        raise PlanError(
+            f"deployment {wish.name}: pools ask for {len(roles)} replicas and engine.urls names {len(wish.engine.urls)}",
+            "give as many urls as replicas",
+        )
+    home = {host.name: host for host in allocation.hosts}
+    fallback = home.get(wish.router.host or "") or allocation.router_host(allocation.hosts)
+    replicas: dict[Role, list[Replica]] = {}
+    for url, role in zip(wish.engine.urls, roles, strict=True):
+        name = urlsplit(url).hostname or ""
+        host = next(
+            (h for h in allocation.hosts if name in {h.name, h.address, h.data_address}), fallback
+        )
+        allocation.note_external(host, wish.name, role)
+        mine = replicas.setdefault(role, [])
+        mine.append(Replica(f"{wish.name}-{role.value}-{len(mine)}", role, host.name))
+    return [Pool(role, Parallelism(), tuple(found)) for role, found in replicas.items()]

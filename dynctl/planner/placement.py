@@ -1,0 +1,266 @@
+"""Which GPUs, slots and ports go to which replica: linked groups first, replicas spread over hosts, roles paired.
+
+Not here: how many replicas of what size (`search`).
+Pure: an Allocation lives inside one planning run.
+"""
+
+import fnmatch
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dynctl.core.hardware import Gpu, GpuState, Host
+from dynctl.core.inventory import HostEntry
+from dynctl.core.plan import PlannedGpu, Replica, Role
+from dynctl.errors import PlanError
+from dynctl.planner.grouping import group_score, link_rank, near_of, num_nvlinks, tp_groups
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GpuKind:
+    """GPUs that may be joined in one engine: same product, same memory."""
+
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """GPUs of one host for one engine, as positions in `host.gpus`."""
+
+    host: Host
+    positions: tuple[int, ...]
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs themselves."""
+        return tuple(self.host.gpus[i] for i in self.positions)
+
+    def worst_link(self) -> str | None:
+        """The label of the slowest pair; None when one is unknown or there is no pair."""
+        labels = [
+            self.host.gpu_links[a][b] for a in self.positions for b in self.positions if a < b
+        ]
+        return min(labels, key=link_rank, default=None)
+
+    def is_on_nvlink(self) -> bool:
+        """Whether every pair is joined by NVLink."""
+        return len(self.positions) > 1 and num_nvlinks(self.worst_link()) > 0
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Order names as people do: gpu-2 before gpu-10."""
+    return tuple(
+        (0, int(part), "") if part.isdigit() else (1, 0, part)
+        for part in re.split(r"(\d{1,12})", name)
+        if part
+    )
+
+
+def matches(entry: HostEntry | None, name: str, patterns: Sequence[str]) -> bool:
+    """Whether a host is meant by names, globs or groups; no pattern means any."""
+    if not patterns:
+        return True
+    groups = entry.groups if entry is not None else ()
+    return any(fnmatch.fnmatchcase(name, pattern) or pattern in groups for pattern in patterns)
+
+
+def kind_of(gpu: Gpu) -> GpuKind:
+    """The kind a GPU belongs to."""
+    return GpuKind(gpu.name, gpu.memory_bytes)
+
+
+def left_out(hosts: Iterable[Host]) -> tuple[str, ...]:
+    """Why GPUs are not used, one sentence per host and reason; stable facts only."""
+    why = {
+        GpuState.BUSY: "in use by other processes",
+        GpuState.MIG: "in MIG mode",
+        GpuState.LOST: "lost",
+        GpuState.UNKNOWN: "in an unknown state",
+    }
+    found = []
+    for host in hosts:
+        for state, text in why.items():
+            indexes = [str(gpu.index) for gpu in host.gpus if gpu.state is state]
+            if indexes:
+                found.append(f"{host.name}: GPU {', '.join(indexes)} left out: {text}")
+    return tuple(found)
+
+
+class Allocation:
+    """What is taken while one plan is made. Hosts are visited by name, so that their order never matters."""
+
+    def __init__(self, hosts: Iterable[Host], port_base: int, port_count: int) -> None:
+        self.hosts = tuple(sorted(hosts, key=lambda host: natural(host.name)))
+        self._taken: dict[str, set[int]] = {host.name: set() for host in self.hosts}
+        self._engines: dict[str, int] = {host.name: 0 for host in self.hosts}
+        self._roles: dict[str, dict[tuple[str, Role], int]] = {h.name: {} for h in self.hosts}
+        self._ports: dict[str, int] = {}
+        self._relays: dict[str, int] = {}
+        self._port_base, self._port_count = port_base, port_count
+        self._cache: dict[tuple[str, GpuKind, int], tuple[Group, ...]] = {}
+
+    def kinds(self, hosts: Sequence[Host]) -> tuple[GpuKind, ...]:
+        """Kinds of which a GPU is still to be had, the largest memory first."""
+        found = {kind_of(gpu) for host in hosts for gpu in self._free(host)}
+        return tuple(sorted(found, key=lambda kind: (-kind.memory_bytes, kind.name)))
+
+    def num_free(self, hosts: Sequence[Host]) -> int:
+        """How many GPUs are still to be had."""
+        return sum(len(self._free(host)) for host in hosts)
+
+    def _free(self, host: Host) -> list[Gpu]:
+        return [
+            gpu
+            for i, gpu in enumerate(host.gpus)
+            if gpu.state is GpuState.FREE and i not in self._taken[host.name]
+        ]
+
+    def groups(self, host: Host, kind: GpuKind, size: int) -> tuple[Group, ...]:
+        """Disjoint groups of `size` that this host still has, best linked first."""
+        key = host.name, kind, size
+        if key not in self._cache:
+            members = [
+                i
+                for i, gpu in enumerate(host.gpus)
+                if gpu.state is GpuState.FREE
+                and i not in self._taken[host.name]
+                and kind_of(gpu) == kind
+            ]
+            links = tuple(tuple(host.gpu_links[a][b] for b in members) for a in members)
+            self._cache[key] = tuple(
+                Group(host, tuple(members[i] for i in group))
+                for group in tp_groups(links, near_of(host, members), size)
+            )
+        return self._cache[key]
+
+    def all_groups(self, hosts: Sequence[Host], kind: GpuKind, size: int) -> list[Group]:
+        """Groups of all hosts, best linked first."""
+        found = [group for host in hosts for group in self.groups(host, kind, size)]
+        return sorted(found, key=lambda group: (-_quality(group)[0], -_quality(group)[1]))
+
+    def take_group(
+        self, hosts: Sequence[Host], kind: GpuKind, size: int, deployment: str, role: Role
+    ) -> Group | None:
+        """Take the best group for one more replica: spread over hosts, beside its counterpart role, well linked."""
+        best: tuple[tuple[object, ...], Group] | None = None
+        for host in hosts:
+            groups = self.groups(host, kind, size)
+            if not groups:
+                continue
+            whole, total = _quality(groups[0])
+            key = (
+                self._count(host, deployment, role),
+                -int(whole or size == 1),
+                -min(1, self._counterparts(host, deployment, role)),
+                -total,
+                -len(self._free(host)),
+                natural(host.name),
+            )
+            if best is None or key < best[0]:
+                best = key, groups[0]
+        if best is None:
+            return None
+        group = best[1]
+        self._taken[group.host.name].update(group.positions)
+        self._cache = {k: v for k, v in self._cache.items() if k[0] != group.host.name}
+        self._note(group.host, deployment, role)
+        return group
+
+    def take_slot(
+        self, hosts: Sequence[Host], deployment: str, role: Role, *, must_have_slot: bool
+    ) -> Host | None:
+        """Take a CPU slot for one more replica; engines that need nothing also go where there is none."""
+
+        def key(host: Host) -> tuple[object, ...]:
+            return (
+                int(self._engines[host.name] >= host.cpu_slots),
+                self._count(host, deployment, role),
+                -int(bool(host.gpus)),
+                -min(1, self._counterparts(host, deployment, role)),
+                self._engines[host.name],
+                natural(host.name),
+            )
+
+        able = [h for h in hosts if not must_have_slot or self._engines[h.name] < h.cpu_slots]
+        if not able:
+            return None
+        host = min(able, key=key)
+        self._note(host, deployment, role)
+        return host
+
+    def note_external(self, host: Host, deployment: str, role: Role) -> None:
+        """Count an adopted server where its agent watches it."""
+        self._note(host, deployment, role)
+
+    def _note(self, host: Host, deployment: str, role: Role) -> None:
+        self._engines[host.name] += 1
+        roles = self._roles[host.name]
+        roles[deployment, role] = roles.get((deployment, role), 0) + 1
+
+    def _count(self, host: Host, deployment: str, role: Role) -> int:
+        return self._roles[host.name].get((deployment, role), 0)
+
+    def _counterparts(self, host: Host, deployment: str, role: Role) -> int:
+        other = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}.get(role)
+        return 0 if other is None else self._count(host, deployment, other)
+
+    def num_engines(self, host: Host) -> int:
+        """Engines planned on a host so far."""
+        return self._engines[host.name]
+
+    def router_host(self, hosts: Sequence[Host]) -> Host:
+        """A host without GPUs if there is one, the least busy first."""
+        return min(
+            hosts,
+            key=lambda h: (int(bool(h.gpus)), self._engines[h.name], natural(h.name)),
+        )
+
+    def relay_port(self, host: Host) -> int:
+        """The relay's port: one per host; hosts that share an address share its port range."""
+        if host.name not in self._relays:
+            self._relays[host.name] = self._port(host, 1)
+        return self._relays[host.name]
+
+    def side_channel_port(self, host: Host, ranks: int) -> int:
+        """First of as many ports as the engine has ranks: each listens on its own."""
+        self.relay_port(host)
+        return self._port(host, ranks)
+
+    def _port(self, host: Host, count: int) -> int:
+        used = self._ports.get(host.data_address, 0)
+        if used + count > self._port_count:
+            raise PlanError(
+                f"{host.name}: {self._port_count} ports from {self._port_base} are not enough for the planned engines",
+                "raise port_count in the inventory, or plan fewer engines per host",
+            )
+        self._ports[host.data_address] = used + count
+        return self._port_base + used
+
+
+def _quality(group: Group) -> tuple[int, int]:
+    score = group_score(group.host.gpu_links, near_of(group.host), group.positions)
+    return score[0], score[4]
+
+
+def near_nics(group: Group) -> tuple[str, ...]:
+    """Nearest RDMA devices of a group's GPUs that are up, in the host's order."""
+    nearest = dict(group.host.gpu_nics)
+    wanted = {name for gpu in group.gpus for name in nearest.get(gpu.index, ())}
+    return tuple(
+        nic.name
+        for nic in group.host.nics
+        if nic.name in wanted and nic.state != "down" and nic.kind != "ethernet"
+    )
+
+
+def replica_on(group: Group, replica_id: str, role: Role, side_channel_port: int | None) -> Replica:
+    """The replica that runs on a group."""
+    return Replica(
+        id=replica_id,
+        role=role,
+        host_name=group.host.name,
+        gpus=tuple(PlannedGpu(gpu.uuid, gpu.index) for gpu in group.gpus),
+        side_channel_port=side_channel_port,
+        nics=near_nics(group) if role is not Role.AGGREGATED else (),
+    )
