@@ -115,6 +115,10 @@ class Connection(asyncio.Protocol):
             self._num_head_bytes += len(data)
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            self._pool.report("the receiver of an answer failed", error)
+            self._fail("protocol", "the receiver of the answer failed")
+            return
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self._is_complete:
                 self._fail("protocol", f"malformed answer: {error}")

@@ -22,6 +22,7 @@ class Exchange:
     __slots__ = (
         "_connection",
         "_is_chunked",
+        "_missing_bytes",
         "is_finished",
         "is_gone",
         "is_started",
@@ -35,6 +36,7 @@ class Exchange:
     def __init__(self, connection: "ServerConnection", request: Request) -> None:
         self._connection = connection
         self._is_chunked = False
+        self._missing_bytes: int | None = None
         self.request = request
         self.must_close = not request.can_keep_alive
         """The connection ends with this answer."""
@@ -88,13 +90,24 @@ class Exchange:
             connection.send(body)
         self._end()
 
-    def start(self, status: int, headers: Iterable[Header]) -> None:
-        """Begin a streamed answer; the length stays open until `finish`."""
+    @property
+    def unsent_bytes(self) -> int:
+        """What the client has not taken yet, above the kernel's buffers."""
+        return 0 if self.is_gone else self._connection.unsent_bytes
+
+    def start(
+        self, status: int, headers: Iterable[Header], length_bytes: int | None = None
+    ) -> None:
+        """Begin an answer in pieces; without a length it stays open until `finish`."""
         if self._begin():
             return
         # HTTP/1.0 knows no chunks: there the end of the connection is the end of the body.
-        self._is_chunked = not self.request.is_http10
-        framing = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
+        self._is_chunked = length_bytes is None and not self.request.is_http10
+        self._missing_bytes = length_bytes
+        if length_bytes is not None:
+            framing = b"content-length: %d\r\n" % length_bytes
+        else:
+            framing = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
         if self._closes():
             framing += b"connection: close\r\n"
         self._connection.send(status_line(status) + field_lines(headers) + framing + b"\r\n")
@@ -107,14 +120,23 @@ class Exchange:
             raise RuntimeError("write outside a streamed answer")
         if self.request.method == "HEAD":
             return
+        if self._missing_bytes is not None:
+            self._missing_bytes -= len(data)
+            if self._missing_bytes < 0:
+                # Bytes beyond the length would be read as another answer.
+                self.abort()
+                return
         self._connection.send(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
 
     def finish(self) -> None:
-        """End a streamed answer properly."""
+        """End an answer in pieces properly; one shorter than its length is cut instead."""
         if self.is_gone:
             return
         if not self.is_started or self.is_finished:
             raise RuntimeError("finish outside a streamed answer")
+        if self._missing_bytes and self.request.method != "HEAD":
+            self.abort()
+            return
         if self._is_chunked and self.request.method != "HEAD":
             self._connection.send(b"0\r\n\r\n")
         self._end()

@@ -148,6 +148,11 @@ class ServerConnection(asyncio.Protocol):
         """Write to the client."""
         self._transport.write(data)
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What waits in the transport's buffer."""
+        return self._transport.get_write_buffer_size()
+
     def cut(self) -> None:
         """Drop the connection without a proper end."""
         self._phase = _CLOSED

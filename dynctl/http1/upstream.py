@@ -230,6 +230,10 @@ class Upstream:
         self._opening.add(task)
         task.add_done_callback(self._opened)
 
+    def report(self, message: str, error: Exception) -> None:
+        """Pass a fault of our own to the loop's exception handler."""
+        self._loop.call_exception_handler({"message": message, "exception": error})
+
     # Own affairs
 
     def _take_idle(self) -> Connection | None:

@@ -444,3 +444,40 @@ def test_answer_headers_cannot_smuggle_a_line_end(run, server_at, talk):
             assert len(caught) == 1
 
     run(main)
+
+
+def test_an_answer_of_known_length_is_sent_without_chunks(run, server_at, talk):
+    async def main():
+        def in_pieces(exchange: Exchange) -> None:
+            exchange.start(200, [], length_bytes=6)
+            exchange.write(b"abc")
+            exchange.write(b"def")
+            exchange.finish()
+
+        async with server_at(in_pieces) as server:
+            answer = await talk(server.port, request() + CLOSE)
+            assert bodies(answer) == [b"abcdef", b"abcdef"]
+            assert b"chunked" not in answer
+
+    run(main)
+
+
+@pytest.mark.parametrize("sent", [b"ab", b"abcd"])
+def test_an_answer_that_breaks_its_length_is_cut(run, server_at, talk, sent):
+    async def main():
+        def wrong(exchange: Exchange) -> None:
+            exchange.start(200, [], length_bytes=3)
+            exchange.write(sent)
+            if not exchange.is_finished:
+                exchange.finish()
+
+        async with server_at(wrong) as server:
+            try:
+                answer = await talk(server.port, request() + CLOSE)
+            except ConnectionError:
+                answer = b""
+            assert answer.count(b"HTTP/1.1 ") <= 1
+            assert not answer.endswith(b"abcd")
+            assert server.num_requests == 1
+
+    run(main)

@@ -1,0 +1,197 @@
+"""The relay: which requests are answered, and by which engine of the table.
+
+Not here: process start (`__main__`), the byte path (`forward`), KV frames (`kv_source`).
+IO: sockets (through http1), zmq sockets (through kv).
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import zmq
+
+from dynctl.agents.protocol import RelayEntry
+from dynctl.agents.relay.forward import INCARNATION, PATHS, forward, refuse
+from dynctl.agents.relay.kv_source import KvSource
+from dynctl.agents.relay.table import address_of, is_same_run, write_infos
+from dynctl.http1.message import error_body
+from dynctl.http1.server import Exchange, Rejection, Request
+from dynctl.http1.upstream import Upstream, UpstreamLimits
+
+PEER_PREFIX = "router:"
+"""Only certificates of this kind may use the relay."""
+BEAT_S = 1.0
+"""Routers take 2 s without a line for a fault."""
+
+_ENGINE_LIMITS = UpstreamLimits(max_connections=4096, silence_timeout_s=3600.0)
+_MAX_PAUSED_TABLE_BYTES = 1024 * 1024
+
+_log = logging.getLogger("dynctl.relay")
+
+
+@dataclass(slots=True)
+class _Engine:
+    """One incarnation and the way to it."""
+
+    entry: RelayEntry
+    upstream: Upstream | None
+    source: KvSource | None
+
+
+class Relay:
+    """Answers routers; `close` it."""
+
+    def __init__(self) -> None:
+        self._engines: dict[str, _Engine] = {}
+        self._watchers: set[Exchange] = set()
+        self._line = write_infos([])
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._loop = asyncio.get_running_loop()
+        self._is_closing = False
+        self._closing: set[asyncio.Task[None]] = set()
+        self._beat_timer = self._loop.call_later(BEAT_S, self._beat)
+
+    def admit(self, request: Request) -> Rejection | None:
+        """Turn away who is no router, before a body is read."""
+        if request.peer_name.startswith(PEER_PREFIX):
+            return None
+        return Rejection(403, error_body("only routers of this cluster may ask", "forbidden"))
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer one request."""
+        request = exchange.request
+        if self._is_closing:
+            refuse(exchange, 503, "closing", "the relay is stopping")
+            return
+        if request.path == "/v1/engines":
+            self._watch(exchange)
+            return
+        match request.path.split("/", 4):
+            case ["", "v1", "engine", engine_id, path] if path in PATHS:
+                if request.method != PATHS[path]:
+                    refuse(exchange, 405, "method", f"{path} is asked by {PATHS[path]}")
+                elif engine := self._find(exchange, engine_id):
+                    self._forward(exchange, engine, path)
+            case ["", "v1", "kv", engine_id]:
+                if engine := self._find(exchange, engine_id):
+                    self._subscribe(exchange, engine)
+            case _:
+                refuse(exchange, 404, "path", "nothing is relayed under this path")
+
+    def take_table(self, table: dict[str, RelayEntry]) -> None:
+        """Bring engines in line with the agent's table, and tell watchers."""
+        for engine_id in [one for one in self._engines if one not in table]:
+            self._end(self._engines.pop(engine_id))
+        for engine_id, entry in table.items():
+            engine = self._engines.get(engine_id)
+            if engine is not None and is_same_run(engine.entry, entry):
+                engine.entry = entry
+                continue
+            if engine is not None:
+                self._end(engine)
+            self._engines[engine_id] = self._begin(entry)
+        line = write_infos([engine.entry.info for engine in self._engines.values()])
+        if line != self._line:
+            self._line = line
+            self._tell_watchers()
+
+    def end_streams(self) -> None:
+        """End what never ends by itself, so that the server can drain: watches and KV streams."""
+        self._is_closing = True
+        for exchange in tuple(self._watchers):
+            self._watchers.discard(exchange)
+            exchange.on_gone = None
+            exchange.finish()
+        for engine in self._engines.values():
+            if engine.source is not None:
+                engine.source.close()
+                engine.source = None
+
+    async def close(self) -> None:
+        """Close the ways to all engines; called after the server."""
+        self._beat_timer.cancel()
+        self.end_streams()
+        for engine in self._engines.values():
+            self._end(engine)
+        self._engines.clear()
+        if self._closing:
+            await asyncio.wait(self._closing)
+        self._context.destroy(linger=0)
+
+    # Requests…
+
+    def _find(self, exchange: Exchange, engine_id: str) -> _Engine | None:
+        """Return the engine meant, or answer why there is none."""
+        engine = self._engines.get(engine_id)
+        if engine is None:
+            refuse(exchange, 404, "engine", "no such engine on this host")
+            return None
+        present = engine.entry.info.incarnation
+        asked = exchange.request.header(INCARNATION)
+        if asked is not None and asked != present.encode():
+            refuse(exchange, 409, "incarnation", f"the engine's incarnation is {present or 'none'}")
+            return None
+        return engine
+
+    def _forward(self, exchange: Exchange, engine: _Engine, path: str) -> None:
+        if engine.upstream is None:
+            refuse(exchange, 503, "not_running", "the engine is not running")
+            return
+        forward(exchange, engine.upstream, path, engine.entry.info.incarnation)
+
+    def _subscribe(self, exchange: Exchange, engine: _Engine) -> None:
+        if exchange.request.method != "GET":
+            refuse(exchange, 405, "method", "KV streams are asked by GET")
+        elif engine.source is None:
+            refuse(exchange, 404, "no_events", "the engine publishes no KV events now")
+        else:
+            headers = [
+                (b"content-type", b"application/octet-stream"),
+                (INCARNATION, engine.entry.info.incarnation.encode()),
+            ]
+            engine.source.subscribe(exchange, headers)
+
+    def _watch(self, exchange: Exchange) -> None:
+        if exchange.request.method != "GET":
+            refuse(exchange, 405, "method", "the table is asked by GET")
+            return
+        exchange.must_close = True
+        exchange.on_gone = lambda: self._watchers.discard(exchange)
+        exchange.start(200, [(b"content-type", b"application/x-ndjson")])
+        exchange.write(self._line)
+        self._watchers.add(exchange)
+
+    def _tell_watchers(self) -> None:
+        for exchange in tuple(self._watchers):
+            # Each line is the whole table: one who is behind needs only the next.
+            if exchange.unsent_bytes < _MAX_PAUSED_TABLE_BYTES:
+                exchange.write(self._line)
+
+    def _beat(self) -> None:
+        self._beat_timer = self._loop.call_later(BEAT_S, self._beat)
+        self._tell_watchers()
+        for engine in self._engines.values():
+            if engine.source is not None:
+                engine.source.beat()
+
+    # Engines…
+
+    def _begin(self, entry: RelayEntry) -> _Engine:
+        address = address_of(entry) if entry.info.incarnation else None
+        upstream = Upstream(address, _ENGINE_LIMITS) if address is not None else None
+        source = None
+        if entry.info.incarnation and entry.kv_events:
+            source = KvSource(entry, self._context)
+            source.start()
+        return _Engine(entry, upstream, source)
+
+    def _end(self, engine: _Engine) -> None:
+        """Drop an incarnation: its process is gone, so calls to it cannot end well."""
+        if engine.source is not None:
+            engine.source.close()
+        if engine.upstream is not None:
+            task = self._loop.create_task(
+                engine.upstream.close(), name=f"close:{engine.entry.info.id}"
+            )
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)

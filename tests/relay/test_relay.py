@@ -1,0 +1,549 @@
+import asyncio
+import itertools
+
+import msgspec
+import pytest
+
+from dynctl.agents.relay import kv_source
+from dynctl.core.deployment import EngineInfo, EngineState
+from dynctl.http1.server import Exchange, serve
+from dynctl.http1.upstream import UpstreamError
+from dynctl.kv.hashing import BlockHasher
+from dynctl.kv.wire import Delta, FrameReader, Heartbeat, Snapshot
+
+
+def echo(exchange: Exchange) -> None:
+    request = exchange.request
+    fields = b" ".join(name + b"=" + value for name, value in request.headers)
+    exchange.respond(
+        200, b"%b %b %b %b" % (request.method.encode(), request.target, request.body, fields)
+    )
+
+
+def infos(body: bytes) -> list[list[EngineInfo]]:
+    return [msgspec.json.decode(line, type=list[EngineInfo]) for line in body.splitlines()]
+
+
+def hashes(num_blocks: int, seed: str = "s") -> list[int]:
+    """The hashes of `blocks(0, num_blocks)`, computed from the tokens alone."""
+    return BlockHasher(seed.encode(), 4).prompt(range(num_blocks * 4)).hashes()
+
+
+class Index:
+    """What a router would know after reading frames."""
+
+    def __init__(self) -> None:
+        self._reader = FrameReader()
+        self._num_read = 0
+        self.known: dict[int, set[int]] = {}
+        self.frames: list = []
+
+    def read(self, sink) -> None:
+        data = bytes(sink.body[self._num_read :])
+        self._num_read += len(data)
+        for frame in self._reader.feed(data):
+            self.frames.append(frame)
+            match frame:
+                case Snapshot():
+                    self.known[frame.rank] = set(frame.hashes)
+                case Delta():
+                    have = self.known[frame.rank]
+                    if frame.cleared:
+                        have.clear()
+                    have -= set(frame.removed)
+                    have |= set(frame.stored)
+
+
+def test_a_request_reaches_the_engine_and_is_stamped(run, bench, entry_of):
+    async def main():
+        async with bench() as b:
+            path = await b.engine("e", echo)
+            await b.settle(entry_of("m-0", "i1", path))
+            answer = await b.pool.fetch(
+                "POST",
+                "/v1/engine/m-0/v1/completions",
+                [
+                    (b"x-request-id", b"r1"),
+                    (b"x-dynctl-incarnation", b"i1"),
+                    (b"connection", b"x-hop"),
+                    (b"x-hop", b"1"),
+                ],
+                b'{"prompt":"p"}',
+            )
+            assert answer.status == 200
+            assert dict(answer.headers)[b"x-dynctl-incarnation"] == b"i1"
+            assert answer.body.startswith(b'POST /v1/completions {"prompt":"p"} ')
+            assert b"x-request-id=r1" in answer.body
+            assert b"x-hop" not in answer.body
+            assert b"incarnation" not in answer.body
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "status"),
+    [
+        ("GET", "/v1/engine/m-0/v1/models", 200),
+        ("GET", "/v1/engine/m-0/health", 200),
+        ("GET", "/v1/engine/m-0/metrics", 200),
+        ("GET", "/v1/engine/m-0/version", 200),
+        ("GET", "/v1/engine/m-0/kv_event_sources", 200),
+        ("POST", "/v1/engine/m-0/tokenize", 200),
+        ("POST", "/v1/engine/m-0/v1/chat/completions", 200),
+        ("GET", "/v1/engine/m-0/v1/completions", 405),
+        ("POST", "/v1/engine/m-0/invocations", 404),
+        ("POST", "/v1/engine/m-0/reset_prefix_cache", 404),
+        ("POST", "/v1/engine/m-0/v1/responses", 404),
+        ("GET", "/v1/engine/m-0/", 404),
+        ("GET", "/v1/engine/m-0", 404),
+        ("GET", "/v1/engine/m-0/health/", 404),
+        ("GET", "/v1/engine/m-0/%2e%2e/health", 400),
+        ("GET", "/v1/engine/m-0/v1%2fmodels", 400),
+        ("GET", "/v1/engine/nobody/health", 404),
+        ("GET", "/health", 404),
+        ("GET", "/", 404),
+        ("POST", "/v1/engines", 405),
+        ("GET", "/v1/kv/m-0", 404),
+    ],
+)
+def test_only_the_allow_list_is_reachable(run, bench, entry_of, method, target, status):
+    async def main():
+        async with bench() as b:
+            seen = []
+            path = await b.engine("e", lambda exchange: (seen.append(exchange), echo(exchange)))
+            await b.settle(entry_of("m-0", "i1", path))
+            answer = await b.pool.fetch(method, target, (), b"{}" if method == "POST" else b"")
+            assert answer.status == status
+            assert len(seen) == (1 if status == 200 else 0)
+            if status != 200 and status != 400:
+                assert b"x-dynctl-relay-error" in dict(answer.headers)
+                assert b"x-dynctl-incarnation" not in dict(answer.headers)
+
+    run(main)
+
+
+def test_another_incarnation_is_409(run, bench, entry_of):
+    async def main():
+        async with bench() as b:
+            path = await b.engine("e", echo)
+            await b.settle(entry_of("m-0", "i2", path))
+            stale = [(b"x-dynctl-incarnation", b"i1")]
+            for target in ("/v1/engine/m-0/health", "/v1/kv/m-0"):
+                answer = await b.pool.fetch("GET", target, stale)
+                assert answer.status == 409
+                assert dict(answer.headers)[b"x-dynctl-relay-error"] == b"incarnation"
+
+    run(main)
+
+
+def test_an_engine_that_does_not_run_is_503_and_one_that_does_not_listen_502(run, bench, entry_of):
+    async def main():
+        async with bench() as b:
+            await b.settle(
+                entry_of("waits", "", "", state=EngineState.BACKOFF),
+                entry_of("deaf", "i1", b.folder / "nothing"),
+            )
+            answer = await b.pool.fetch("GET", "/v1/engine/waits/health")
+            assert answer.status == 503
+            answer = await b.pool.fetch("GET", "/v1/engine/deaf/health")
+            assert (answer.status, dict(answer.headers)[b"x-dynctl-relay-error"]) == (
+                502,
+                b"connect",
+            )
+
+    run(main)
+
+
+def test_an_adopted_engine_is_reached_by_its_url(run, bench, entry_of):
+    async def main():
+        async with bench() as b:
+            server = await serve(echo, host="127.0.0.1", port=0)
+            url = f"http://127.0.0.1:{server.port}"
+            await b.settle(entry_of("m-0", "i1", "", url=url))
+            answer = await b.pool.fetch("GET", "/v1/engine/m-0/health")
+            assert answer.body.startswith(b"GET /health")
+            await server.close(0)
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [("router", 200), ("other", 403), ("relay", "refused by TLS"), (None, "refused by TLS")],
+)
+def test_only_routers_of_the_cluster_are_served(run, bench, entry_of, name, outcome):
+    async def main():
+        async with bench() as b:
+            path = await b.engine("e", echo)
+            await b.settle(entry_of("m-0", "i1", path))
+            try:
+                got = (await b.client(name).fetch("GET", "/v1/engine/m-0/health")).status
+            except UpstreamError:
+                got = "refused by TLS"
+            assert got == outcome
+
+    run(main)
+
+
+def test_a_stream_passes_untouched(run, bench, entry_of):
+    async def main():
+        pieces = [b"data: %d\n\n" % n for n in range(200)] + [b"data: [DONE]\n\n"]
+
+        def stream(exchange: Exchange) -> None:
+            exchange.start(200, [(b"content-type", b"text/event-stream")])
+            for piece in pieces:
+                exchange.write(piece)
+            exchange.finish()
+
+        async with bench() as b:
+            await b.settle(entry_of("m-0", "i1", await b.engine("e", stream)))
+            for _ in range(3):
+                answer = await b.pool.fetch("POST", "/v1/engine/m-0/v1/completions", (), b"{}")
+                assert answer.body == b"".join(pieces)
+                assert dict(answer.headers)[b"content-type"] == b"text/event-stream"
+            assert b.pool.num_connections == 1
+
+    run(main)
+
+
+def test_a_router_that_leaves_cancels_the_engine(run, bench, entry_of):
+    async def main():
+        gone = asyncio.Event()
+
+        def hold(exchange: Exchange) -> None:
+            exchange.on_gone = gone.set
+            exchange.start(200, [])
+            exchange.write(b"first")
+
+        async with bench() as b:
+            await b.settle(entry_of("m-0", "i1", await b.engine("e", hold)))
+            sink, call = b.open_stream("/v1/engine/m-0/health")
+            await b.until(lambda: sink.body == b"first")
+            call.cancel()
+            await asyncio.wait_for(gone.wait(), 1)
+
+    run(main)
+
+
+def test_an_engine_that_breaks_a_stream_never_looks_complete(run, bench, entry_of):
+    async def main():
+        streams = []
+
+        def breaks(exchange: Exchange) -> None:
+            streams.append(exchange)
+            exchange.start(200, [])
+            exchange.write(b"first")
+
+        async with bench() as b:
+            await b.settle(entry_of("m-0", "i1", await b.engine("e", breaks)))
+            sink, _ = b.open_stream("/v1/engine/m-0/health")
+            await b.until(lambda: sink.body == b"first")
+            streams[0].abort()
+            await asyncio.wait_for(sink.over.wait(), 5)
+            assert sink.error is not None
+            assert not sink.error.before_first_byte
+
+    run(main)
+
+
+def test_a_router_that_reads_slowly_slows_the_engine_and_loses_nothing(run, bench, entry_of):
+    async def main():
+        piece = b"z" * 65536
+        total = 400
+        written = [0]
+
+        def flood(exchange: Exchange) -> None:
+            state = {"paused": False}
+
+            def go_on() -> None:
+                state["paused"] = False
+                while not state["paused"] and written[0] < total:
+                    written[0] += 1
+                    exchange.write(piece)
+                if written[0] == total and not exchange.is_finished and not state["paused"]:
+                    exchange.finish()
+
+            exchange.on_pause = lambda: state.update(paused=True)
+            exchange.on_resume = go_on
+            exchange.start(200, [])
+            go_on()
+
+        async with bench() as b:
+            await b.settle(entry_of("m-0", "i1", await b.engine("e", flood)))
+            sink, call = b.open_stream("/v1/engine/m-0/health")
+            await b.until(lambda: sink.body)
+            call.pause()
+            await asyncio.sleep(0.3)
+            assert written[0] < total
+            call.resume()
+            await asyncio.wait_for(sink.over.wait(), 20)
+            assert sink.error is None
+            assert len(sink.body) == total * len(piece)
+
+    run(main)
+
+
+def test_watchers_see_every_change_and_a_beat(run, bench, entry_of):
+    async def main():
+        async with bench() as b:
+            sinks = [b.open_stream("/v1/engines")[0] for _ in range(2)]
+            await b.until(lambda: all(sink.body for sink in sinks))
+            await b.settle(entry_of("m-0", "i1", b.folder / "e", state=EngineState.STARTING))
+            await b.settle(entry_of("m-0", "i1", b.folder / "e"))
+            await b.settle()
+            # Two lines more than there were changes: beats.
+            await b.until(lambda: all(sink.body.count(b"\n") >= 6 for sink in sinks))
+            for sink in sinks:
+                states = [tuple(info.state for info in line) for line in infos(bytes(sink.body))]
+                changes = [state for state, _ in itertools.groupby(states)]
+                assert changes == [(), ("starting",), ("ready",), ()]
+
+    run(main)
+
+
+def test_the_last_table_stays_when_the_agent_goes_and_a_new_agent_is_followed(run, bench, entry_of):
+    async def main():
+        async with bench() as b:
+            path = await b.engine("e", echo)
+            entry = entry_of("m-0", "i1", path)
+            await b.settle(entry)
+            await b.agent.stop()
+            await asyncio.sleep(0.3)
+            answer = await b.pool.fetch("GET", "/v1/engine/m-0/health")
+            assert answer.status == 200
+            await b.agent.start()
+            await b.settle(entry, entry_of("m-1", "j1", path))
+
+    run(main)
+
+
+@pytest.mark.parametrize("line", [b"{}\n", b"nonsense\n", b'[{"info":{}}]\n', b"\xff\n"])
+def test_a_table_nobody_understands_changes_nothing(run, bench, entry_of, line):
+    async def main():
+        async with bench() as b:
+            path = await b.engine("e", echo)
+            await b.settle(entry_of("m-0", "i1", path))
+            b.agent.say(line)
+            await asyncio.sleep(0.05)
+            assert (await b.pool.fetch("GET", "/v1/engine/m-0/health")).status == 200
+            # The stream is asked anew, so later tables are seen.
+            await b.settle(entry_of("m-0", "i2", path))
+
+    run(main)
+
+
+def test_a_new_incarnation_ends_calls_to_the_old_one(run, bench, entry_of):
+    async def main():
+        def hold(exchange: Exchange) -> None:
+            exchange.start(200, [])
+            exchange.write(b"first")
+
+        async with bench() as b:
+            path = await b.engine("e", hold)
+            await b.settle(entry_of("m-0", "i1", path))
+            sink, _ = b.open_stream("/v1/engine/m-0/health")
+            await b.until(lambda: sink.body)
+            await b.settle(entry_of("m-0", "i2", path))
+            await asyncio.wait_for(sink.over.wait(), 5)
+            assert sink.error is not None
+
+    run(main)
+
+
+def test_draining_lets_a_stream_end(run, bench, entry_of):
+    async def main():
+        streams = []
+
+        def hold(exchange: Exchange) -> None:
+            streams.append(exchange)
+            exchange.start(200, [])
+            exchange.write(b"first")
+
+        async with bench() as b:
+            path = await b.engine("e", hold)
+            await b.settle(entry_of("m-0", "i1", path))
+            sink, _ = b.open_stream("/v1/engine/m-0/health")
+            await b.until(lambda: sink.body)
+            await b.settle(entry_of("m-0", "i1", path, state=EngineState.DRAINING))
+            streams[0].write(b" last")
+            streams[0].finish()
+            await asyncio.wait_for(sink.over.wait(), 5)
+            assert (sink.error, bytes(sink.body)) == (None, b"first last")
+
+    run(main)
+
+
+# KV streams
+
+
+def kv_entry(entry_of, b, incarnation="i1", **more):
+    ipc = f"ipc://{b.folder}/"
+    return entry_of(
+        "m-0", incarnation, b.folder / "e", kv_events=ipc + "k.e", kv_replay=ipc + "k.r", topic="kv",
+        block_hash_seed="s", **more,
+    )  # fmt: skip
+
+
+def test_routers_get_a_snapshot_then_deltas_in_our_hashes(run, bench, entry_of, blocks):
+    async def main():
+        async with bench() as b:
+            publisher = b.publisher("k")
+            b.publish(publisher, blocks(0, 3))
+            await b.settle(kv_entry(entry_of, b))
+            sinks = [b.open_stream("/v1/kv/m-0")[0]]
+            index = Index()
+
+            def knows(num_blocks: int, sink, index: Index) -> bool:
+                index.read(sink)
+                return index.known.get(0) == set(hashes(num_blocks))
+
+            await b.until(lambda: knows(3, sinks[0], index))
+            # A prefix cached before the relay came is known, and later blocks extend it.
+            b.publish(publisher, blocks(3, 5, parent=2))
+            await b.until(lambda: knows(8, sinks[0], index))
+            late, _ = b.open_stream("/v1/kv/m-0")
+            late_index = Index()
+            await b.until(lambda: knows(8, late, late_index))
+            assert isinstance(late_index.frames[0], Snapshot)
+            assert late_index.frames[0].block_size == 4
+            assert {frame.incarnation for frame in index.frames} == {"i1"}
+            assert late.headers[b"x-dynctl-incarnation"] == b"i1"
+
+    run(main)
+
+
+def test_a_quiet_stream_beats_with_the_sequence_of_its_last_frame(run, bench, entry_of, blocks):
+    async def main():
+        async with bench() as b:
+            publisher = b.publisher("k")
+            await b.settle(kv_entry(entry_of, b))
+            sink, _ = b.open_stream("/v1/kv/m-0")
+            index = Index()
+            await b.until(lambda: sink.headers)
+            seq = b.publish(publisher, blocks(0, 1))
+            b.publish(publisher, blocks(0, 1))  # again: no change, so no frame
+
+            def has_beat() -> bool:
+                index.read(sink)
+                last = index.frames[-1]
+                return isinstance(last, Heartbeat) and last.seq == seq and not last.is_stale
+
+            await b.until(has_beat)
+            assert sum(isinstance(frame, Delta) for frame in index.frames) == 1
+
+    run(main)
+
+
+def test_the_stream_ends_with_the_incarnation_and_a_new_one_starts_empty(
+    run, bench, entry_of, blocks
+):
+    async def main():
+        async with bench() as b:
+            publisher = b.publisher("k")
+            b.publish(publisher, blocks(0, 2))
+            await b.settle(kv_entry(entry_of, b))
+            sink, _ = b.open_stream("/v1/kv/m-0")
+            index = Index()
+            await b.until(lambda: index.read(sink) or index.known.get(0) == set(hashes(2)))
+            await b.settle(kv_entry(entry_of, b, incarnation=""))
+            await asyncio.wait_for(sink.over.wait(), 5)
+            assert sink.error is None
+            publisher.close()
+            again = b.publisher("k")
+            await b.settle(kv_entry(entry_of, b, incarnation="i2"))
+            sink, _ = b.open_stream("/v1/kv/m-0")
+            index = Index()
+            b.publish(again, blocks(0, 1))
+            await b.until(lambda: index.read(sink) or index.known.get(0) == set(hashes(1)))
+            assert {frame.incarnation for frame in index.frames} == {"i2"}
+
+    run(main)
+
+
+def test_ranks_are_kept_apart(run, bench, entry_of, blocks):
+    async def main():
+        async with bench() as b:
+            publisher = b.publisher("k")
+            await b.settle(kv_entry(entry_of, b))
+            sink, _ = b.open_stream("/v1/kv/m-0")
+            index = Index()
+            await b.until(lambda: sink.headers)
+            b.publish(publisher, blocks(0, 2), rank=0)
+            b.publish(publisher, blocks(0, 5), rank=1)
+            wanted = {0: set(hashes(2)), 1: set(hashes(5))}
+            await b.until(lambda: index.read(sink) or index.known == wanted)
+
+    run(main)
+
+
+def test_a_block_size_learnt_from_events_reaches_routers(run, bench, entry_of, blocks):
+    async def main():
+        async with bench() as b:
+            publisher = b.publisher("k")
+            await b.settle(kv_entry(entry_of, b, block_size=0))
+            sink, _ = b.open_stream("/v1/kv/m-0")
+            index = Index()
+            await b.until(lambda: sink.headers)
+            b.publish(publisher, blocks(0, 2))
+            await b.until(lambda: index.read(sink) or index.known.get(0) == set(hashes(2)))
+            sizes = [frame.block_size for frame in index.frames if isinstance(frame, Snapshot)]
+            assert sizes[-1] == 4
+
+    run(main)
+
+
+def test_a_router_that_falls_behind_is_cut_and_resyncs_by_snapshot(
+    run, bench, entry_of, blocks, monkeypatch
+):
+    monkeypatch.setattr(kv_source, "MAX_BEHIND_BYTES", 100_000)
+
+    async def main():
+        async with bench() as b:
+            publisher = b.publisher("k")
+            await b.settle(kv_entry(entry_of, b))
+            slow_pool = b.client("router")
+            slow, call = b.open_stream("/v1/kv/m-0", slow_pool)
+            fast, _ = b.open_stream("/v1/kv/m-0")
+            index = Index()
+            await b.until(lambda: slow.headers and fast.headers)
+            call.pause()
+            source = b.relay._engines["m-0"].source
+            first = 0
+            while not source.num_cut:
+                # 20,000 blocks are 160 kB of hashes; the kernel's buffers hold some MB before ours.
+                b.publish(publisher, *(blocks(first + n, 1) for n in range(20_000)))
+                first += 20_000
+                await b.until(lambda: source._seqs[0] == publisher._next_seq - 1)
+                assert first < 4_000_000
+            call.resume()
+            await asyncio.wait_for(slow.over.wait(), 10)
+            assert slow.error is not None
+            await b.until(lambda: index.read(fast) or len(index.known[0]) == first)
+            again, _ = b.open_stream("/v1/kv/m-0", slow_pool)
+            resynced = Index()
+            await b.until(lambda: resynced.read(again) or resynced.known.get(0) == index.known[0])
+            assert source.num_subscribers == 2
+
+    run(main)
+
+
+def test_a_source_that_sends_rubbish_is_shown_empty_and_stale(run, bench, entry_of, blocks):
+    async def main():
+        async with bench() as b:
+            publisher = b.publisher("k")
+            b.publish(publisher, blocks(0, 2))
+            await b.settle(kv_entry(entry_of, b))
+            sink, _ = b.open_stream("/v1/kv/m-0")
+            index = Index()
+            await b.until(lambda: index.read(sink) or index.known.get(0) == set(hashes(2)))
+            for number in range(30):
+                publisher._pub.send_multipart([b"kv", (2 + number).to_bytes(8, "big"), b"\xc1"])
+
+            def is_given_up() -> bool:
+                index.read(sink)
+                last = index.frames[-1]
+                return isinstance(last, Heartbeat) and last.is_stale and index.known[0] == set()
+
+            await b.until(is_given_up)
+
+    run(main)

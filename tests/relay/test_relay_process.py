@@ -1,0 +1,103 @@
+"""The relay as the agent runs it: an own process."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from dynctl.http1.server import Exchange
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+async def start(root, port: int, agent_socket) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-sP", "-m", "dynctl.agents.relay",
+        "--root", str(root), "--listen", f"127.0.0.1:{port}", "--agent-socket", str(agent_socket),
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+
+
+async def end(process: asyncio.subprocess.Process) -> tuple[int, str]:
+    """Wait for the process and return its exit code and what it said."""
+    try:
+        async with asyncio.timeout(30):
+            _, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return process.returncode, err.decode()
+
+
+async def until_listening(port: int) -> None:
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.05)
+            continue
+        writer.close()
+        await writer.wait_closed()
+        return
+
+
+def test_sigterm_drains_streams_and_exits_0(run, bench, entry_of, root):
+    async def main():
+        streams = []
+
+        def hold(exchange: Exchange) -> None:
+            streams.append(exchange)
+            exchange.start(200, [])
+            exchange.write(b"first")
+
+        async with bench() as b:
+            path = await b.engine("e", hold)
+            b.agent.set(entry_of("m-0", "i1", path))
+            port = free_port()
+            process = await start(root, port, b.agent.path)
+            await until_listening(port)
+            # A client of the process, not of the relay in this one.
+            await b.server.close(0)
+            b.server.port = port
+            pool = b.client("router")
+            watch, _ = b.open_stream("/v1/engines", pool)
+            await b.until(lambda: b"m-0" in watch.body)
+            sink, _ = b.open_stream("/v1/engine/m-0/health", pool)
+            await b.until(lambda: sink.body == b"first")
+            process.send_signal(signal.SIGTERM)
+            await asyncio.wait_for(watch.over.wait(), 10)
+            assert process.returncode is None
+            streams[0].write(b" last")
+            streams[0].finish()
+            await asyncio.wait_for(sink.over.wait(), 10)
+            assert (sink.error, bytes(sink.body)) == (None, b"first last")
+            code, err = await end(process)
+            assert (code, "Traceback" in err) == (0, False), err
+
+    run(main)
+
+
+@pytest.mark.parametrize("fault", ["busy port", "no certificates"])
+def test_a_relay_that_cannot_start_says_why_in_one_line(run, root, short_dir, fault):
+    async def main():
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            place = root if fault == "busy port" else short_dir
+            code, err = await end(await start(place, port, short_dir / "a"))
+            assert code == 1
+            assert len(err.strip().splitlines()) == 1
+            assert f"127.0.0.1:{port}" in err
+
+    run(main)
