@@ -205,12 +205,12 @@ def _adopted(life: Life, event: Event, now_s: float) -> Step:
 
 def _died(life: Life, cause: Cause, now_s: float, draw: float, policy: RestartPolicy) -> Step:
     """Decide what follows a death, in this order: we ended it; no cure; too often; again later."""
-    if life.state is EngineState.DRAINING:
-        if life.is_wanted:
-            return _spawning(_forgiven(life), now_s)
-        return replace(life, state=EngineState.STOPPED, ready_since_s=None), Action.REST
-    if life.state not in (EngineState.STARTING, EngineState.READY):
+    if life.state not in (EngineState.DRAINING, EngineState.STARTING, EngineState.READY):
         return life, None
+    if not life.is_wanted:
+        return replace(life, state=EngineState.STOPPED, ready_since_s=None), Action.REST
+    if life.state is EngineState.DRAINING:
+        return _spawning(_forgiven(life), now_s)
     cause = life.overdue or cause
     was_healthy = life.ready_since_s is not None and now_s - life.ready_since_s >= policy.window_s
     failures = 1 if was_healthy else life.num_failures + 1

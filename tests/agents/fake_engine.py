@@ -73,7 +73,8 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--uds", required=True)
-    parser.add_argument("--model", "--served-model-name", default="m")
+    parser.add_argument("--served-model-name", "--model", dest="model", default="m")
+    parser.add_argument("--serves", default="")
     parser.add_argument("--version", default="1.0")
     parser.add_argument("--say", default="")
     parser.add_argument("--die", type=int, default=None)
@@ -83,6 +84,7 @@ def main():
     parser.add_argument("--busy-file", default="/nonexistent")
     parser.add_argument("--sleep-first", type=float, default=0.0)
     options, _ = parser.parse_known_args()
+    options.model = options.serves or options.model
     Handler.options = options
     if options.say:
         print(options.say, flush=True)

@@ -91,7 +91,7 @@ def test_refused_start_fails_or_waits_like_a_death():
 
 
 def test_long_healthy_run_clears_the_count_of_failures():
-    life = Life(state=S.READY, num_failures=4, ready_since_s=0.0, starts_s=(0.0,))
+    life = Life(state=S.READY, is_wanted=True, num_failures=4, ready_since_s=0.0, starts_s=(0.0,))
 
     life, _ = step(life, Event.EXITED, 700.0, cause=CRASH)
 

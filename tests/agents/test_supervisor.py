@@ -1,0 +1,527 @@
+"""Supervision of real processes, with short limits, in this process."""
+
+import asyncio
+import os
+import signal
+import stat
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dynctl.agents.logs import LogLimits
+from dynctl.agents.processes import members, tagged
+from dynctl.agents.protocol import RelayWish
+from dynctl.agents.supervisor import StaleError
+from dynctl.core.deployment import EngineState as S
+from dynctl.core.plan import PlannedGpu
+from dynctl.errors import DynctlError
+
+def lives(pid: int) -> bool:
+    """A zombie does not: who reaps it depends on PID 1 here, and on the agent being a subreaper there."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return text[text.rfind(")") + 2] not in "ZX"
+
+
+pytestmark = pytest.mark.usefixtures("no_process_left")
+
+
+def test_engine_becomes_ready_with_what_it_told(supervised, engine, tools):
+    async def body(supervisor):
+        await supervisor.apply(tools.host_slice(engine(block_hash_seed="s")))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+
+        (entry,) = supervisor.relay_table
+        assert entry.info.state is S.READY
+        assert entry.info.block_size_tokens == 16
+        assert entry.info.kv_capacity_tokens == 1600
+        assert entry.info.max_model_len_tokens == 4096
+        assert entry.block_hash_seed == "s"
+        assert entry.info.incarnation == supervisor.units["e0"].run.incarnation
+        assert stat.S_IMODE(Path(entry.socket).parent.stat().st_mode) == 0o700
+        assert await supervisor.shutdown(now=True) == []
+        assert supervisor.relay_table == ()
+
+    supervised(body)
+
+
+def test_killed_engine_comes_back_as_a_new_incarnation(supervised, engine, tools):
+    async def body(supervisor):
+        await supervisor.apply(tools.host_slice(engine()))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+        first = supervisor.units["e0"].run
+
+        os.kill(first.identity.pid, signal.SIGKILL)
+        await tools.until(supervisor, lambda: tools.state(supervisor) is not S.READY)
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+
+        second = supervisor.units["e0"].run
+        assert second.incarnation != first.incarnation
+        assert second.at.socket != first.at.socket
+        assert not Path(first.at.socket).parent.exists()
+        (status,) = supervisor.status.units
+        assert status.num_restarts == 1
+        assert "SIGKILL" in status.last_error
+        await supervisor.shutdown(now=True)
+
+    supervised(body)
+
+
+def test_crash_loop_ends_in_failed_with_reason_and_last_lines(supervised, engine, tools):
+    async def body(supervisor):
+        wish = engine(flags={"say": "RuntimeError: CUDA error: out of luck", "die": "3"})
+        await supervisor.apply(tools.host_slice(wish))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.FAILED)
+
+        (status,) = supervisor.status.units
+        assert "gave up after 5 starts" in status.last_error
+        assert "(cuda)" in status.last_error
+        assert "out of luck" in status.last_error
+        lines = supervisor.units["e0"].log.last_lines(200)
+        assert sum("out of luck" in line for line in lines) == 5
+
+    supervised(body)
+
+
+def test_config_error_fails_at_the_first_start(supervised, engine, tools):
+    async def body(supervisor):
+        wish = engine(flags={"say": "vllm serve: error: unrecognized arguments: --x", "die": "2"})
+        await supervisor.apply(tools.host_slice(wish))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.FAILED)
+
+        (status,) = supervisor.status.units
+        assert "unrecognized arguments" in status.last_error
+        assert status.num_restarts == 0
+
+    supervised(body)
+
+
+def test_wish_that_can_never_start_says_so_without_a_process(supervised, engine, tools):
+    async def body(supervisor):
+        await supervisor.apply(tools.host_slice(engine(dp=2)))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.FAILED)
+
+        (status,) = supervisor.status.units
+        assert "independent replicas" in status.last_error
+        assert status.pid is None
+
+    supervised(body)
+
+
+def test_missing_interpreter_is_named(supervised, engine, tools):
+    async def body(supervisor):
+        await supervisor.apply(tools.host_slice(engine(python="/opt/none/bin/python")))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.FAILED)
+
+        (status,) = supervisor.status.units
+        assert "/opt/none/bin/python" in status.last_error
+
+    supervised(body)
+
+
+def test_old_engine_version_is_refused_unless_allowed(supervised, engine, tools):
+    async def body(supervisor):
+        wish = engine(allow_old_version=False, flags={"version": "0.32.0+cpu"})
+        await supervisor.apply(tools.host_slice(wish))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.FAILED)
+
+        (status,) = supervisor.status.units
+        assert "0.32.0+cpu is older than 0.33.0" in status.last_error
+        assert "allow_old_version" in status.last_error
+
+    supervised(body)
+
+
+def test_engine_that_serves_another_model_never_becomes_ready(supervised, engine, tools):
+    async def body(supervisor):
+        await supervisor.apply(tools.host_slice(engine(flags={"serves": "other"})))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.FAILED)
+
+        assert "no such model" in supervisor.status.units[0].last_error
+
+    supervised(body)
+
+
+def test_start_that_takes_too_long_is_ended_and_counted(supervised, engine, tools):
+    async def body(supervisor):
+        wish = engine(start_deadline_s=1.0, flags={"sleep-first": "60", "say": "loading weights"})
+        await supervisor.apply(tools.host_slice(wish))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.BACKOFF)
+
+        (status,) = supervisor.status.units
+        assert "not ready within 1.0 s" in status.last_error
+        assert "loading weights" in status.last_error
+        await supervisor.shutdown(now=True)
+
+    supervised(body)
+
+
+def test_child_that_ignores_sigterm_is_killed_with_its_grandchildren(supervised, engine, tools):
+    async def body(supervisor):
+        wish = engine(flags={"ignore-term": "", "grandchild": ""})
+        await supervisor.apply(tools.host_slice(wish))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+        identity = supervisor.units["e0"].run.identity
+        pids = members(identity)
+        assert len(pids) >= 2
+
+        assert await supervisor.shutdown(now=True) == []
+
+        assert members(identity) == []
+        assert not any(lives(pid) for pid in pids)
+
+    supervised(body)
+
+
+def test_what_a_dead_leader_left_behind_is_ended_before_the_next_start(supervised, engine, tools):
+    async def body(supervisor):
+        await supervisor.apply(tools.host_slice(engine(flags={"grandchild": ""})))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+        first = supervisor.units["e0"].run.identity
+        (orphan,) = set(members(first)) - {first.pid}
+
+        os.kill(first.pid, signal.SIGKILL)
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.STARTING)
+
+        assert not lives(orphan)
+        await supervisor.shutdown(now=True)
+
+    supervised(body)
+
+
+def test_busy_engine_leaves_the_table_first_and_ends_only_when_idle(
+    supervised, engine, tools, root_path
+):
+    busy = root_path / "busy"
+
+    async def body(supervisor):
+        busy.touch()
+        await supervisor.apply(tools.host_slice(engine(flags={"busy-file": str(busy)})))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+
+        supervisor.units["e0"].stop()
+        assert supervisor.relay_table[0].info.state is S.DRAINING
+        await asyncio.sleep(0.5)
+        assert supervisor.units["e0"].run is not None
+        busy.unlink()
+
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.STOPPED)
+
+    supervised(body)
+
+
+def test_smaller_slice_stops_what_was_removed_and_leaves_the_rest_alone(supervised, engine, tools):
+    async def body(supervisor):
+        await supervisor.apply(tools.host_slice(engine("e0"), engine("e1")))
+        await tools.until(
+            supervisor,
+            lambda: (
+                (tools.state(supervisor, "e0"), tools.state(supervisor, "e1")) == (S.READY,) * 2
+            ),
+        )
+        kept = supervisor.units["e0"].run
+
+        await supervisor.apply(tools.host_slice(engine("e0"), generation=2))
+        await tools.until(supervisor, lambda: set(supervisor.units) == {"e0"})
+
+        assert supervisor.units["e0"].run == kept
+        await supervisor.shutdown(now=True)
+
+    supervised(body)
+
+
+def test_changed_wish_restarts_that_engine_and_equal_wish_nothing(supervised, engine, tools):
+    async def body(supervisor):
+        await supervisor.apply(tools.host_slice(engine()))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+        first = supervisor.units["e0"].run
+
+        await supervisor.apply(tools.host_slice(engine(), generation=2))
+        await asyncio.sleep(0.2)
+        assert supervisor.units["e0"].run == first
+
+        await supervisor.apply(tools.host_slice(engine(max_num_seqs=3), generation=3))
+        await tools.until(
+            supervisor,
+            lambda: (
+                tools.state(supervisor) is S.READY
+                and supervisor.units["e0"].run.incarnation != first.incarnation
+            ),
+        )
+        assert supervisor.relay_table[0].info.max_num_seqs == 3
+        await supervisor.shutdown(now=True)
+
+    supervised(body)
+
+
+def test_engines_that_swap_gpus_wait_for_each_other(supervised, engine, tools):
+    """A lease ends only when its holder is gone, so at no time do two engines share a GPU."""
+
+    async def body(supervisor):
+        a, b = (PlannedGpu(f"GPU-{i}", i) for i in range(2))
+        await supervisor.apply(tools.host_slice(engine("e0", gpus=(a,)), engine("e1", gpus=(b,))))
+        both = lambda: {tools.state(supervisor, e) for e in ("e0", "e1")} == {S.READY}  # noqa: E731
+        await tools.until(supervisor, both)
+
+        wanted = tools.host_slice(engine("e0", gpus=(b,)), engine("e1", gpus=(a,)), generation=2)
+        await supervisor.apply(wanted)
+        await tools.until(
+            supervisor, lambda: both() and supervisor.host.leases == {"GPU-1": "e0", "GPU-0": "e1"}
+        )
+        await supervisor.shutdown(now=True)
+        assert supervisor.host.leases == {}
+
+    supervised(body)
+
+
+def test_contradictory_slices_change_nothing(supervised, engine, tools):
+    gpu = (PlannedGpu("GPU-1", 0),)
+
+    async def body(supervisor):
+        for wanted, message in (
+            (tools.host_slice(engine("e0", gpus=gpu), engine("e1", gpus=gpu)), "leased to e0"),
+            (tools.host_slice(engine("e0"), engine("e0")), "unit e0 twice"),
+            (tools.host_slice(engine("../e")), "cannot name"),
+            (tools.host_slice(engine("relay")), "cannot name"),
+            (tools.host_slice(engine(kind="trt")), "no engines called 'trt'"),
+        ):
+            with pytest.raises(DynctlError, match=message):
+                await supervisor.apply(wanted)
+        assert supervisor.units == {}
+        assert supervisor.slice is None
+
+    supervised(body)
+
+
+def test_older_operator_or_generation_is_refused(supervised, tools):
+    async def body(supervisor):
+        await supervisor.apply(tools.host_slice(generation=5, fence=7))
+
+        with pytest.raises(StaleError, match="operator number 6"):
+            await supervisor.apply(tools.host_slice(generation=9, fence=6))
+        with pytest.raises(StaleError, match="generation 4"):
+            await supervisor.apply(tools.host_slice(generation=4, fence=8))
+        with pytest.raises(StaleError, match="cluster lab"):
+            await supervisor.apply(replace(tools.host_slice(generation=9, fence=9), cluster="x"))
+        assert supervisor.status.generation == 5
+
+    supervised(body)
+
+
+def test_drained_unit_stays_down_until_restarted_also_over_agent_restarts(
+    supervised, engine, tools
+):
+    async def first(supervisor):
+        await supervisor.apply(tools.host_slice(engine()))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+        supervisor.units["e0"].hold()
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.STOPPED)
+        await supervisor.apply(tools.host_slice(engine(), generation=2))
+        assert tools.state(supervisor) is S.STOPPED
+
+    async def second(supervisor):
+        await asyncio.sleep(0.1)
+        (status,) = supervisor.status.units
+        assert status.state is S.STOPPED
+        assert "drained by request" in status.last_error
+
+        supervisor.units["e0"].restart()
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+        await supervisor.shutdown(now=True)
+
+    supervised(first)
+    supervised(second)
+
+
+def test_next_supervisor_adopts_and_another_boot_does_not(supervised, engine, tools, monkeypatch):
+    seen = []
+
+    async def first(supervisor):
+        await supervisor.apply(tools.host_slice(engine("e0", gpus=(PlannedGpu("G", 0),))))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+        seen.append(supervisor.units["e0"].run)
+
+    async def second(supervisor):
+        assert supervisor.units["e0"].run == seen[0]
+        assert tools.state(supervisor) is S.READY
+        assert supervisor.host.leases == {"G": "e0"}
+        assert supervisor.status.generation == 1
+        # Adopted ones are watched as well.
+        os.kill(seen[0].identity.pid, signal.SIGKILL)
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.BACKOFF)
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+        seen.append(supervisor.units["e0"].run)
+
+    async def after_reboot(supervisor):
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+        assert supervisor.units["e0"].run.incarnation != seen[1].incarnation
+        await supervisor.shutdown(now=True)
+
+    supervised(first)
+    supervised(second)
+    os.kill(seen[1].identity.pid, signal.SIGKILL)  # the reboot
+    monkeypatch.setattr("dynctl.agents.processes.boot_identity", lambda: "another/1")
+    supervised(after_reboot)
+
+
+def test_pid_used_again_is_neither_adopted_nor_killed(supervised, engine, tools, root_path):
+    """The record says a PID of ours; the process that has it now started at another time."""
+
+    async def first(supervisor):
+        await supervisor.apply(tools.host_slice(engine()))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+
+    supervised(first)
+    (pid,) = tagged(str(root_path))
+    os.kill(pid, signal.SIGKILL)
+    while tagged(str(root_path)):
+        time.sleep(0.01)
+    units = root_path / "state" / "units.json"
+    units.write_text(units.read_text().replace(f'"pid":{pid}', f'"pid":{os.getpid()}'))
+
+    async def second(supervisor):
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+        assert supervisor.units["e0"].run.identity.pid != os.getpid()
+        await supervisor.shutdown(now=True)
+
+    supervised(second)
+
+
+def test_process_nobody_remembers_is_ended(supervised, engine, tools, root_path):
+    """The agent died between a start and writing it down."""
+
+    async def first(supervisor):
+        await supervisor.apply(tools.host_slice(engine()))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+
+    supervised(first)
+    (root_path / "state" / "units.json").unlink()
+    (root_path / "slice.json").unlink()
+
+    async def second(supervisor):
+        assert supervisor.units == {}
+        assert tagged(str(root_path)) == {}
+
+    supervised(second)
+
+
+def test_log_flood_stays_bounded_and_does_not_stop_the_engine(supervised, engine, tools):
+    limits = LogLimits(max_bytes=1_000_000)
+
+    async def body(supervisor):
+        await supervisor.apply(tools.host_slice(engine(flags={"flood": "2"})))
+        unit = supervisor.units["e0"]
+        largest = 0
+        await asyncio.sleep(0.2)
+        while tools.state(supervisor) is not S.READY:
+            assert tools.state(supervisor) is S.STARTING
+            largest = max(largest, sum(p.stat().st_size for p in unit.log.path.parent.iterdir()))
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1.1)
+
+        kept = sum(path.stat().st_size for path in unit.log.path.parent.iterdir())
+        assert largest > 1_000_000
+        assert kept <= 2 * 1_000_000 + 200_000
+        await supervisor.shutdown(now=True)
+
+    supervised(body, replace(tools.QUICK, log=limits))
+
+
+def test_unwritable_state_degrades_the_agent_but_not_its_engines(
+    supervised, engine, tools, monkeypatch
+):
+    async def body(supervisor):
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(supervisor.root, "save_memory", full)
+        monkeypatch.setattr(supervisor.root, "save_slice", full)
+        await supervisor.apply(tools.host_slice(engine()))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+
+        assert any(
+            "slice.json: cannot be written: No space" in d for d in supervisor.status.degraded
+        )
+        monkeypatch.undo()
+        await supervisor.apply(tools.host_slice(engine(), generation=2))
+        assert not any("slice.json" in d for d in supervisor.status.degraded)
+        await supervisor.shutdown(now=True)
+
+    supervised(body)
+
+
+def test_busy_port_is_refused_and_its_owner_named(supervised, engine, tools):
+    async def body(supervisor):
+        server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        wish = engine(kv_transfer=True, side_channel_port=port)
+        await supervisor.apply(tools.host_slice(wish, relay=None))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.FAILED)
+        server.close()
+        await server.wait_closed()
+
+        (status,) = supervisor.status.units
+        assert f"port {port} is held by" in status.last_error
+        assert f"pid {os.getpid()}" in status.last_error
+
+    supervised(body)
+
+
+def test_two_units_may_not_want_the_same_port(supervised, engine, tools):
+    async def body(supervisor):
+        wish = engine(kv_transfer=True, side_channel_port=18999)
+        with pytest.raises(DynctlError, match="port 18999 twice"):
+            await supervisor.apply(tools.host_slice(wish, relay=RelayWish("127.0.0.1", 18999)))
+
+    supervised(body)
+
+
+def test_secrets_reach_the_environment_but_neither_argv_nor_state_nor_log(
+    supervised, engine, tools, root_path
+):
+    secret = "sk-canary-1234"
+    (root_path / "secrets").mkdir(mode=0o700)
+    (root_path / "secrets" / "hf").write_text(secret + "\n")
+
+    async def body(supervisor):
+        await supervisor.apply(tools.host_slice(engine(env=(("HF_TOKEN", "${file:hf}"),))))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+        pid = supervisor.units["e0"].run.identity.pid
+        assert f"HF_TOKEN={secret}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+        assert secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        await supervisor.shutdown(now=True)
+
+    supervised(body)
+    for path in root_path.rglob("*"):
+        if path.is_file() and path.parent.name != "secrets":
+            assert secret not in path.read_text(errors="replace"), path
+
+
+def test_missing_or_escaping_secret_is_refused(supervised, engine, tools):
+    async def body(supervisor):
+        for name, message in (("nope", "No such file"), ("../slice.json", "no name of a secret")):
+            await supervisor.apply(tools.host_slice(engine(env=(("X", f"${{file:{name}}}"),))))
+            await tools.until(supervisor, lambda: tools.state(supervisor) is S.FAILED)
+            assert message in supervisor.status.units[0].last_error
+
+    supervised(body)
+
+
+def test_agent_environment_does_not_leak_into_engines(supervised, engine, tools, monkeypatch):
+    monkeypatch.setenv("OPERATOR_TOKEN", "canary")
+    monkeypatch.setenv("PYTHONPATH", "/bundle")
+
+    async def body(supervisor):
+        await supervisor.apply(tools.host_slice(engine()))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+        pid = supervisor.units["e0"].run.identity.pid
+        env = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"canary" not in env
+        assert b"PYTHONPATH" not in env
+        await supervisor.shutdown(now=True)
+
+    supervised(body)
