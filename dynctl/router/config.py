@@ -4,7 +4,8 @@ Not here: reading files, opening sockets. Unknown keys are refused, so that a mi
 Pure.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -229,12 +230,22 @@ class _Strict(msgspec.Struct, forbid_unknown_fields=True):
 
     def config(self) -> RouterConfig:
         """Build the configuration proper."""
-        known = {name: type(getattr(Settings(), name)) for name in Settings.__dataclass_fields__}
-        unknown = sorted(set(self.settings) - set(known))
-        if unknown:
-            raise UsageError(f"router configuration: no setting called {', '.join(unknown)}")
-        settings = Settings(**{name: known[name](v) for name, v in self.settings.items()})
         return RouterConfig(
             **{f: getattr(self, f) for f in self.__struct_fields__ if f != "settings"},
-            settings=settings,
+            settings=make_settings(self.settings),
         )
+
+
+def make_settings(values: Mapping[str, float]) -> Settings:
+    """Build settings from the ones that differ from their defaults.
+
+    Raises:
+        UsageError: when a name is unknown.
+    """
+    defaults = Settings()
+    unknown = sorted(set(values) - set(Settings.__dataclass_fields__))
+    if unknown:
+        raise UsageError(f"no router setting is called {', '.join(unknown)}")
+    return replace(
+        defaults, **{name: type(getattr(defaults, name))(v) for name, v in values.items()}
+    )

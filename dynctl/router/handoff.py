@@ -284,7 +284,7 @@ class Handoff:
         if may_retry and self.num_retries < self._max_retries:
             self.num_retries += 1
             self.phase = Phase.PLACING
-            return [*actions, Count("retry", (Leg.PREFILL, fault.reason)), self._place()]
+            return [*actions, Count("retries", (Leg.PREFILL, fault.reason)), self._place()]
         # No prefill engine is left to try: the engine that generates does the prefill itself.
         self._wants_prefill = False
         return [*actions, Count("local_prefill", ("prefill_failed",)), *self._send_main()]
@@ -293,7 +293,7 @@ class Handoff:
         actions: list[Action] = [self._release(Leg.MAIN)]
         self._last_fault = fault
         if self._transfer is not None and fault.was_sent:
-            actions.append(Count("handoff", ("failed",)))
+            actions.append(Count("handoffs", ("failed",)))
         if not may_retry or self.num_retries >= self._max_retries:
             return [*actions, *self._fail(fault.failure)]
         self.num_retries += 1
@@ -303,10 +303,10 @@ class Handoff:
         self._is_transfer_used = False
         self._wants_prefill = self._wants_prefill and self._transfer is None
         self.phase = Phase.PLACING
-        return [*actions, Count("retry", (Leg.MAIN, fault.reason)), self._place()]
+        return [*actions, Count("retries", (Leg.MAIN, fault.reason)), self._place()]
 
     def _transfer_worked(self) -> list[Action]:
-        return [Count("handoff", ("ok",))] if self._transfer is not None else []
+        return [Count("handoffs", ("ok",))] if self._transfer is not None else []
 
     def _is_at(self, leg: Leg) -> bool:
         return self.phase is (Phase.PREFILLING if leg is Leg.PREFILL else Phase.MAIN)

@@ -21,17 +21,29 @@ _DECISION_BOUNDS = (
     *(1e-3, 2e-3, 5e-3, 10e-3, 50e-3),
 )
 
+_REASONS = [
+    *(("no_engine",), ("queue_full",), ("queue_timeout",), ("engine_failure",)),
+    *(("engine_timeout",), ("stream_broken",), ("draining",), ("internal",)),
+]
+
 
 class Counter:
     """A counter, by the values of its labels."""
 
     __slots__ = ("_help", "_labels", "_name", "_values")
 
-    def __init__(self, name: str, text: str, labels: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        labels: tuple[str, ...] = (),
+        known: Iterable[tuple[str, ...]] = (),
+    ) -> None:
+        """`known` label values are shown as 0 from the start: a rate needs its first zero."""
         self._name = PREFIX + name
         self._help = text
         self._labels = labels
-        self._values: dict[tuple[str, ...], float] = {} if labels else {(): 0.0}
+        self._values = dict.fromkeys(known if labels else [()], 0.0)
 
     def add(self, *labels: str, by: float = 1.0) -> None:
         """Count."""
@@ -89,9 +101,14 @@ class Metrics:
 
     def __init__(self) -> None:
         self.requests = Counter(
-            "requests_total", "Generation requests that ended.", ("endpoint", "code")
+            "requests_total",
+            "Generation requests that ended.",
+            ("endpoint", "code"),
+            [("completions", "200"), ("chat", "200")],
         )
-        self.errors = Counter("errors_total", "Requests that failed on our side.", ("reason",))
+        self.errors = Counter(
+            "errors_total", "Requests that failed on our side.", ("reason",), _REASONS
+        )
         self.prompt_tokens = Counter("prompt_tokens_total", "Prompt tokens of completed requests.")
         self.predicted_hit_tokens = Counter(
             "predicted_hit_tokens_total", "Of those, expected in the prefilling engine's cache."
@@ -120,6 +137,11 @@ class Metrics:
         self.itl = Histogram("itl_seconds", "Gap between token events of streams.", _ITL_BOUNDS)
         self.queue = Histogram("queue_seconds", "Wait for an engine with room.", _TTFT_BOUNDS)
         self.decision = Histogram("decision_seconds", "One placement.", _DECISION_BOUNDS)
+
+    def count(self, name: str, labels: tuple[str, ...]) -> None:
+        """Count in the counter of that attribute name."""
+        counter: Counter = getattr(self, name)
+        counter.add(*labels)
 
     def exposition(self, gauges: Iterable[str]) -> bytes:
         """Write everything as text; `gauges` are the lines of values read at this moment."""

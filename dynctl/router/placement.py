@@ -29,8 +29,8 @@ class Order:
     model: str | None
     """Model the engines must serve; None: any of this deployment."""
     max_tokens: int | None
-    is_single: bool
-    """One prompt, one sample: may be handed from engine to engine."""
+    local_reason: str = ""
+    """Why the engine that generates must prefill too (several sequences, prefill engines failed); empty: it need not."""
     excluded: frozenset[tuple[str, str]] = frozenset()
     """Engines (with incarnation) that failed this request."""
     may_repeat: bool = False
@@ -44,8 +44,8 @@ class Placed:
     main: Booking | None
     """None: booked before."""
     prefill: Booking | None
-    overlap_tokens: int
-    """Expected cached on the engine that does the prefill."""
+    overlap_tokens: int | None
+    """Expected cached on the engine that does the prefill; None: as known before."""
     local_reason: str = ""
     """Why a decode engine does its own prefill; empty where that is not the case."""
     decisions: list[Decision] = field(default_factory=list)
@@ -93,22 +93,21 @@ class Placement:
         mains = self._candidates(order, _DECODE, now_s)
         if not mains:
             return Unplaced(self._why_none(order, _DECODE))
-        booking, overlap, decision = self._book(order, "decode", mains)
-        return Placed(booking, None, overlap, decisions=[decision])
+        booking, _, decision = self._book(order, "decode", mains)
+        return Placed(booking, None, None, decisions=[decision])
 
-    def place_prefill(self, order: Order, main: Booking, now_s: float) -> Placed:
-        """Choose another prefill engine for a request whose decode engine is booked; without one `main` prefills."""
+    def place_prefill(self, order: Order, now_s: float) -> Placed:
+        """Choose another prefill engine for a request whose decode engine is booked; there may be none."""
         prefills = self._candidates(order, _PREFILL, now_s)
         if not prefills:
-            overlap = self.prefill_locally(order, main)
-            return Placed(None, None, overlap, "no_prefill_engine")
+            return Placed(None, None, None, "no_prefill_engine")
         booking, overlap, decision = self._book(order, "prefill", prefills)
         return Placed(None, booking, overlap, decisions=[decision])
 
-    def prefill_locally(self, order: Order, main: Booking) -> int:
+    def prefill_locally(self, prompt: Prompt, main: Booking) -> int:
         """Enter the whole prefill in the decode engine's books; return the overlap expected there."""
-        overlap = self._overlaps(order.prompt, [main.worker])[0]
-        main.prefill_here(max(order.prompt.num_tokens - overlap, 1))
+        overlap = self._overlaps(prompt, [main.worker])[0]
+        main.prefill_here(max(prompt.num_tokens - overlap, 1))
         return overlap
 
     # Inside
@@ -116,8 +115,8 @@ class Placement:
     def _place_split(
         self, order: Order, mains: Sequence[Worker], now_s: float
     ) -> Placed | Unplaced:
-        if not order.is_single:
-            return self._place_local(order, mains, "many_sequences")
+        if order.local_reason:
+            return self._place_local(order, mains, order.local_reason)
         if not self.workers.serving(_PREFILL, order.model):
             return self._place_local(order, mains, "no_prefill_engine")
         prefills = self._candidates(order, _PREFILL, now_s)

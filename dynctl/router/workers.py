@@ -134,6 +134,11 @@ class Booking:
         """Whose books these are."""
         return self._worker
 
+    @property
+    def has_prefill(self) -> bool:
+        """Whether a prefill of this request still counts here."""
+        return self._prefill_tokens > 0
+
     def prefill_here(self, tokens: int) -> None:
         """Take on a prefill that was to happen elsewhere."""
         self._worker.pending_prefill_tokens += tokens

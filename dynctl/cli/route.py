@@ -1,0 +1,211 @@
+"""`dynctl route`: a router alone, in front of engines that already run. IO: sockets, files."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dynctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from dynctl.router.config import ApiKeyHash, EngineTarget, RouterConfig
+
+_MIN_KEY_CHARS = 8
+_ENGINE_KEYS = {
+    "role": "role",
+    "kv-events": "kv_events",
+    "kv-replay": "kv_replay",
+    "topic": "topic",
+    "id": "id",
+}
+
+
+def command(
+    *,
+    engine: Annotated[
+        list[str],
+        typer.Option(
+            "--engine",
+            metavar="URL[,KEY=VALUE…]",
+            help="A running engine: http://HOST:PORT or unix:/PATH, then role=prefill|decode|aggregated, "
+            "kv-events=ZMQ, kv-replay=ZMQ, topic=TEXT, id=NAME. Repeat for each engine.",
+        ),
+    ],
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where clients connect.")
+    ] = "127.0.0.1:8000",
+    policy: Annotated[
+        str,
+        typer.Option("--policy", help="kv, prefix, least_loaded, round_robin or random."),
+    ] = "kv",
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokenizer",
+            help="Directory with the model's tokenizer.json; without it text is routed by load only.",
+        ),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            help="Name clients ask for, instead of the names the engines serve; repeatable.",
+        ),
+    ] = None,
+    api_keys: Annotated[
+        Path | None,
+        typer.Option(
+            "--api-keys", help="File with one NAME=KEY a line; clients must send one of the keys."
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", help="Certificate chain for clients (PEM).")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its key (PEM).")] = None,
+    insecure_listen: Annotated[
+        bool,
+        typer.Option(
+            "--insecure-listen",
+            help="Listen beyond loopback without API keys and TLS.",
+        ),
+    ] = False,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=NUMBER", help="A router setting; repeatable."),
+    ] = None,
+    admin_socket: Annotated[
+        Path | None,
+        typer.Option("--admin-socket", help="Unix socket for /health, /metrics and /decisions."),
+    ] = None,
+) -> None:
+    """Run a KV-aware router alone, in front of engines that already run.
+
+    Needs no inventory and no agent. Stops on Ctrl-C after running requests have ended; a second Ctrl-C cuts them.
+    """
+    import logging
+
+    import uvloop
+
+    from dynctl.cli.output import say
+    from dynctl.router.run import run_router
+
+    config = build_config(
+        engines=engine,
+        listen=listen,
+        policy=policy,
+        tokenizer=tokenizer,
+        models=model or [],
+        api_keys=api_keys,
+        tls=(tls_cert, tls_key),
+        insecure_listen=insecure_listen,
+        settings=setting or [],
+    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+
+    def started(port: int) -> None:
+        scheme = "https" if config.server_tls else "http"
+        say(f"routing {len(config.engines)} engines with policy {policy}")
+        say(f"listening on {scheme}://{config.listen.rpartition(':')[0]}:{port}/v1")
+
+    uvloop.run(run_router(config, str(admin_socket) if admin_socket else None, started))
+
+
+def build_config(
+    *,
+    engines: list[str],
+    listen: str,
+    policy: str,
+    tokenizer: Path | None,
+    models: list[str],
+    api_keys: Path | None,
+    tls: tuple[Path | None, Path | None],
+    insecure_listen: bool,
+    settings: list[str],
+) -> "RouterConfig":
+    """Make the same configuration the agent would, from flags.
+
+    Raises:
+        UsageError: when flags do not make sense.
+    """
+    from dynctl.router.config import RouterConfig, TlsFiles, check_config, make_settings
+    from dynctl.router.sources.route import parse_url
+
+    targets = tuple(parse_engine(text, number) for number, text in enumerate(engines))
+    for target in targets:
+        parse_url(target.url)
+    cert, key = tls
+    if (cert is None) != (key is None):
+        raise UsageError("--tls-cert and --tls-key belong together")
+    return check_config(
+        RouterConfig(
+            listen=listen,
+            served_names=tuple(models),
+            policy=policy,
+            tokenizer=str(tokenizer) if tokenizer else None,
+            block_hash_seed="route",
+            engines=targets,
+            api_keys=_read_keys(api_keys) if api_keys else (),
+            server_tls=TlsFiles(str(cert), str(key)) if cert else None,
+            allow_insecure_listen=insecure_listen,
+            settings=make_settings(dict(_parse_setting(text) for text in settings)),
+        )
+    )
+
+
+def parse_engine(text: str, number: int) -> "EngineTarget":
+    """Read `URL[,key=value…]`; engines without an id are named by their position.
+
+    Raises:
+        UsageError: when a key is unknown or given twice.
+    """
+    from dynctl.router.config import EngineTarget
+
+    url, *pairs = text.split(",")
+    fields = {"id": f"engine-{number}"}
+    seen = set()
+    for pair in pairs:
+        key, has_value, value = pair.partition("=")
+        if key not in _ENGINE_KEYS or not has_value:
+            raise UsageError(
+                f"--engine {text}: no option {pair!r}", f"options are {', '.join(_ENGINE_KEYS)}"
+            )
+        if key in seen:
+            raise UsageError(f"--engine {text}: {key} is given twice")
+        seen.add(key)
+        fields[_ENGINE_KEYS[key]] = value
+    if fields.get("role") == "both":
+        fields["role"] = "aggregated"
+    return EngineTarget(url=url, **fields)
+
+
+def _parse_setting(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError as error:
+        raise UsageError(f"--set {text}: {value!r} is no number") from error
+
+
+def _read_keys(path: Path) -> "tuple[ApiKeyHash, ...]":
+    """Read keys and keep only their hashes."""
+    import hashlib
+
+    from dynctl.router.config import ApiKeyHash
+
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    keys = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, _, key = line.strip().partition("=")
+        if not name or len(key) < _MIN_KEY_CHARS:
+            raise UsageError(
+                f"{path}:{number}: not NAME=KEY with a key of at least {_MIN_KEY_CHARS} characters"
+            )
+        keys.append(ApiKeyHash(name, hashlib.sha256(key.encode()).hexdigest()))
+    if not keys:
+        raise UsageError(f"{path} holds no key")
+    return tuple(keys)

@@ -1,0 +1,49 @@
+"""`python -m dynctl.router --config FILE [--admin-socket PATH]`: one router in the foreground. IO: files, sockets."""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+import uvloop
+
+from dynctl.errors import DynctlError, ExitCode, RouterError
+from dynctl.router.config import RouterConfig, parse_config
+from dynctl.router.run import run_router
+
+log = logging.getLogger("dynctl.router")
+
+
+def main() -> int:
+    """Run; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m dynctl.router", description=__doc__)
+    parser.add_argument("--config", required=True, type=Path, help="router configuration, JSON")
+    parser.add_argument("--admin-socket", help="Unix socket for /health, /metrics, /decisions")
+    args = parser.parse_args()
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    try:
+        config = _load(args.config)
+
+        def started(port: int) -> None:
+            log.info("listening on %s:%d, policy %s", config.host_port[0], port, config.policy)
+
+        uvloop.run(run_router(config, args.admin_socket, started))
+    except DynctlError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        if error.hint:
+            sys.stderr.write(f"hint: {error.hint}\n")
+        return int(error.exit_code)
+    return int(ExitCode.OK)
+
+
+def _load(path: Path) -> RouterConfig:
+    try:
+        return parse_config(path.read_bytes())
+    except OSError as error:
+        raise RouterError(f"cannot read {path}: {error.strerror}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""What all requests of one router share: books, index, policy, queue, budget, counters; and the timer over all of them.
+
+Not here: one request's way (`flight`), HTTP routes (`server`), where engines come from (`sources`).
+IO: event loop timers.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from dynctl import registry
+from dynctl.router.admission import RetryBudget, WaitingLine, queue_timeout
+from dynctl.router.api.answers import Failure
+from dynctl.router.choosing import Policy
+from dynctl.router.config import RouterConfig
+from dynctl.router.decisions import DecisionRing
+from dynctl.router.metrics import Metrics, gauge
+from dynctl.router.placement import Placement
+from dynctl.router.prefix_index import PrefixIndex
+from dynctl.router.prompt import Hashers
+from dynctl.router.sources.fleet import Fleet
+from dynctl.router.tokens import ModelTokenizer, PromptTokens
+from dynctl.router.workers import WorkerTable
+
+if TYPE_CHECKING:
+    from dynctl.router.flight import Flight
+
+log = logging.getLogger("dynctl.router")
+
+_TICK_S = 0.1
+_CHECK_EVERY = 5
+"""Deadlines of running requests are looked at every half second."""
+
+_GENERATING = frozenset(("decode", "aggregated"))
+
+
+class Desk:
+    """The shared state of one router; `close` it."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        tokenizer: ModelTokenizer | None,
+        rng: random.Random | None = None,
+    ) -> None:
+        settings = config.settings
+        self.config = config
+        self.settings = settings
+        self.loop = asyncio.get_running_loop()
+        self.rng = rng or random.Random()  # noqa: S311 - spreads load, guards nothing
+        self.metrics = Metrics()
+        self.hashers = Hashers(config.block_hash_seed)
+        self.tokens = PromptTokens(tokenizer, settings)
+        self.workers = WorkerTable(settings)
+        self.index = PrefixIndex(settings.index_max_bytes)
+        self.fleet = Fleet(self.workers, self.index, self.metrics, self.pump_soon)
+        self.policy_name = config.policy
+        self.placement = Placement(
+            self.workers, self.index, load_policy(config.policy), settings, self.rng
+        )
+        self.ring = DecisionRing(settings.decisions)
+        self.line: WaitingLine[Flight] = WaitingLine(settings.queue_limit, settings.queue_timeout_s)
+        self.budget = RetryBudget(settings.retry_budget_ratio, settings.retry_budget_floor)
+        self.flights: set[Flight] = set()
+        self.is_draining = False
+        self._started_unix_s = time.time()
+        self._ticks = 0
+        self._pump: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle = self.loop.call_later(_TICK_S, self._tick)
+        self._emptied: asyncio.Event = asyncio.Event()
+
+    async def close(self, grace_s: float) -> None:
+        """Let running requests end within `grace_s`, then stop timers and threads."""
+        self.is_draining = True
+        if self.flights:
+            self._emptied.clear()
+            try:
+                async with asyncio.timeout(grace_s):
+                    await self._emptied.wait()
+            except TimeoutError:
+                log.warning("%d requests are cut at the end of the drain", len(self.flights))
+        for flight in tuple(self.flights):
+            flight.cut()
+        self._timer.cancel()
+        if self._pump is not None:
+            self._pump.cancel()
+        self.tokens.close()
+
+    # Models and health
+
+    def model_of(self, name: str) -> str | None:
+        """What engines must serve for a model name clients ask for; None: any of this deployment.
+
+        Raises:
+            KeyError: when nobody serves it.
+        """
+        if self.config.served_names:
+            if name not in self.config.served_names:
+                raise KeyError(name)
+            return None
+        if all(worker.info.model != name for worker in self.workers.all()):
+            raise KeyError(name)
+        return name
+
+    def models(self) -> dict[str, int]:
+        """Names clients may ask for, to the longest context all their engines take (0: not known)."""
+        found: dict[str, int] = {}
+        for worker in self.workers.all():
+            info = worker.info
+            for name in self.config.served_names or ((info.model,) if info.model else ()):
+                known, own = found.get(name, 0), info.max_model_len_tokens
+                found[name] = min(known, own) if known and own else known or own
+        return found or dict.fromkeys(self.config.served_names, 0)
+
+    def can_serve(self) -> bool:
+        """Whether a request could be served now."""
+        return not self.is_draining and bool(self.workers.serving(_GENERATING))
+
+    # Flights
+
+    def enter(self, flight: "Flight") -> None:
+        """Take a request in."""
+        self.flights.add(flight)
+
+    def leave(self, flight: "Flight") -> None:
+        """Let a request go; whoever waits may have room now."""
+        self.flights.discard(flight)
+        self.line.leave(flight)
+        if len(self.line):
+            self.pump_soon()
+        if not self.flights:
+            self._emptied.set()
+
+    def pump_soon(self) -> None:
+        """Look at the queue once this turn of the loop is over."""
+        if self._pump is None and len(self.line):
+            self._pump = self.loop.call_soon(self._pump_now)
+
+    def _pump_now(self) -> None:
+        self._pump = None
+        blocked: set[str | None] = set()
+        for flight in self.line:
+            # First come, first served within a model; one model's queue does not hold up another's.
+            if flight.model in blocked or flight.is_over:
+                continue
+            self.line.leave(flight)
+            if not flight.resume():
+                blocked.add(flight.model)
+
+    def _tick(self) -> None:
+        self._timer = self.loop.call_later(_TICK_S, self._tick)
+        now_s = self.loop.time()
+        self._ticks += 1
+        self.index.sweep()
+        if len(self.line):
+            for flight in self.line.expired(now_s):
+                flight.expire(queue_timeout())
+            self.pump_soon()
+        if self._ticks % _CHECK_EVERY == 0:
+            for flight in tuple(self.flights):
+                flight.check(now_s)
+
+    def set_policy(self, name: str) -> None:
+        """Change the policy for all decisions from now on.
+
+        Raises:
+            DynctlError: when there is no policy of that name.
+        """
+        self.placement.policy = load_policy(name)
+        self.policy_name = name
+
+    # What is shown
+
+    def exposition(self) -> bytes:
+        """All metrics as Prometheus text."""
+        return self.metrics.exposition(self._gauges())
+
+    def _gauges(self) -> Iterable[str]:
+        workers = self.workers.all()
+        by_state: dict[tuple[str, ...], float] = {}
+        by_parity: dict[tuple[str, ...], float] = {}
+        for worker in workers:
+            state = str(worker.info.state) if worker.is_reachable else "unreachable"
+            key = (worker.info.role, state)
+            by_state[key] = by_state.get(key, 0) + 1
+            parity = worker.parity if self.tokens.tokenizer else "none"
+            by_parity[(parity,)] = by_parity.get((parity,), 0) + 1
+        engine = ("engine",)
+        yield from gauge("inflight", "Requests accepted and not ended.", {(): len(self.flights)})
+        yield from gauge("queued", "Requests waiting for an engine.", {(): len(self.line)})
+        yield from gauge("engines", "Engines known.", by_state, ("role", "state"))
+        yield from gauge(
+            "engine_inflight",
+            "Booked requests.",
+            {(worker.id,): worker.active_requests for worker in workers},
+            engine,
+        )
+        yield from gauge(
+            "engine_pending_prefill_tokens",
+            "Booked prompt tokens not yet prefilled.",
+            {(worker.id,): worker.pending_prefill_tokens for worker in workers},
+            engine,
+        )
+        yield from gauge(
+            "engine_blocks",
+            "Blocks in the index.",
+            {(worker.id,): self.index.num_blocks(worker.id) for worker in workers},
+            engine,
+        )
+        yield from gauge("tokenizer_engines", "Engines by parity.", by_parity, ("parity",))
+        yield from gauge("index_blocks", "Distinct block hashes.", {(): len(self.index)})
+        yield from gauge("start_time_seconds", "Start, Unix time.", {(): self._started_unix_s})
+
+
+def load_policy(name: str) -> Policy:
+    """Find a policy by its name.
+
+    Raises:
+        DynctlError: when there is none; lists the ones there are.
+    """
+    policy: Policy = registry.load("dynctl.router.policies", name, "POLICY")
+    return policy
+
+
+def draining() -> Failure:
+    """This router takes no more requests."""
+    return Failure(503, "the router is shutting down", "draining", None, 1, "draining")

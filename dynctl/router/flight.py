@@ -1,0 +1,427 @@
+"""One request under way: does what its hand-off says, with real connections, and tells it what came back.
+
+Callbacks only; a request has no task of its own. Not here: decisions on retries and ends (`handoff`), choosing
+engines (`placement`), figures (`ledger`), reading answers (`legs`). IO: event loop, upstream connections.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from dynctl.core.text import clean
+from dynctl.http1.message import Header
+from dynctl.http1.server import Exchange
+from dynctl.http1.upstream import Call, UpstreamError
+from dynctl.router.admission import backoff_s
+from dynctl.router.api.answers import Failure
+from dynctl.router.api.requests import CHAT, ApiRequest
+from dynctl.router.api.streams import Usage, read_answer
+from dynctl.router.deadlines import overdue_leg
+from dynctl.router.desk import Desk
+from dynctl.router.handoff import (
+    Action,
+    Answer,
+    Break,
+    Cancel,
+    Count,
+    Fault,
+    Finish,
+    Handoff,
+    Leg,
+    Phase,
+    Place,
+    Release,
+    Send,
+    Wait,
+)
+from dynctl.router.ledger import Ledger
+from dynctl.router.legs import LegSink
+from dynctl.router.placement import Order, Placed, Unplaced
+from dynctl.router.prompt import Prompt
+from dynctl.router.reply import Reply
+from dynctl.router.tokens import Tokenized
+from dynctl.router.transfer import transfer_fault
+from dynctl.router.verdicts import (
+    BLAMED,
+    REPEATABLE,
+    broken,
+    failed,
+    from_upstream,
+    judge,
+    retry_after_s,
+)
+
+log = logging.getLogger("dynctl.router")
+
+
+class Flight:
+    """A request from its acceptance to its end."""
+
+    __slots__ = (
+        "_body",
+        "_call",
+        "_desk",
+        "_exchange",
+        "_excluded",
+        "_handoff",
+        "_has_retried",
+        "_is_concluded",
+        "_ledger",
+        "_may_repeat",
+        "_num_sent",
+        "_prompt",
+        "_reply",
+        "_timer",
+        "_transfer_until_s",
+        "model",
+        "request",
+        "request_id",
+    )
+
+    def __init__(
+        self,
+        desk: Desk,
+        exchange: Exchange,
+        request: ApiRequest,
+        model: str | None,
+        request_id: str,
+        shown_id: bytes,
+    ) -> None:
+        """`shown_id` is what the client reads in X-Request-Id."""
+        self.request = request
+        self.model = model
+        self.request_id = request_id
+        """Ours, unique; engines get it."""
+        self._desk = desk
+        self._exchange = exchange
+        self._reply = Reply(exchange, shown_id)
+        self._handoff = Handoff(
+            wants_prefill=request.num_sequences == 1, max_retries=desk.settings.max_retries
+        )
+        self._ledger = Ledger(desk.metrics, desk.ring, desk.loop.time())
+        self._prompt = Prompt.guessed(desk.hashers, 1)
+        self._excluded: set[tuple[str, str]] = set()
+        self._may_repeat = False
+        self._has_retried = False
+        self._call: Call | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._transfer_until_s = 0.0
+        self._num_sent = 0
+        self._body = b""
+        self._is_concluded = False
+
+    # The server and the desk tell…
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the client has its answer, or is gone."""
+        return self._handoff.is_over
+
+    def begin(self) -> None:
+        """Start on the way."""
+        self._exchange.on_gone = self._on_gone
+        self._exchange.on_pause = self._on_pause
+        self._exchange.on_resume = self._on_resume
+        self._desk.enter(self)
+        self._desk.tokens.submit(self.request, self._on_tokens)
+
+    def resume(self) -> bool:
+        """Try again to be placed; False when still waiting."""
+        self._do(self._handoff.resumed())
+        return self._handoff.phase is not Phase.WAITING
+
+    def expire(self, failure: Failure) -> None:
+        """Give up waiting."""
+        self._do(self._handoff.expired(failure))
+
+    def cut(self) -> None:
+        """End at once: the router stops."""
+        self._exchange.on_gone = None
+        self._do(self._handoff.gone())
+        self._exchange.abort()
+
+    def check(self, now_s: float) -> None:
+        """Act on a passed deadline."""
+        phase, is_stream = self._handoff.phase, self.request.is_stream
+        leg = overdue_leg(phase, self._ledger, self._desk.settings, now_s, is_stream=is_stream)
+        if leg is None or (self._call is not None and self._call.is_paused):
+            return
+        self._cancel_call()
+        is_open = phase is Phase.STREAMING
+        failure = broken("the engine fell silent") if is_open else failed(504)
+        self._faulted(leg, Fault("timeout", failure))
+
+    # The client's connection tells…
+
+    def _on_gone(self) -> None:
+        self._do(self._handoff.gone())
+
+    def _on_pause(self) -> None:
+        if self._call is not None:
+            self._call.pause()
+
+    def _on_resume(self) -> None:
+        self._ledger.last_s = self._desk.loop.time()
+        if self._call is not None:
+            self._call.resume()
+
+    # The tokenizer tells…
+
+    def _on_tokens(self, tokenized: Tokenized) -> None:
+        if self.is_over:
+            return
+        desk = self._desk
+        desk.metrics.tokenized.add(tokenized.how)
+        self._prompt = (
+            Prompt.guessed(desk.hashers, tokenized.num_chars)
+            if tokenized.ids is None
+            else Prompt.known(desk.hashers, tokenized.ids)
+        )
+        self._do(self._handoff.started())
+
+    # The engine tells (through `legs`)…
+
+    def on_whole(
+        self, leg: Leg, status: int, headers: Iterable[Header], body: bytes, *, is_relayed: bool
+    ) -> None:
+        """Take a leg's whole answer."""
+        if self.is_over:
+            return
+        verdict = judge(status, headers, body, is_relayed=is_relayed)
+        if isinstance(verdict, Failure):
+            self._do(self._handoff.refused(leg, verdict))
+        elif isinstance(verdict, Fault):
+            if verdict.reason == "busy":
+                worker = self._ledger.bookings[leg].worker
+                worker.saturated(self._desk.loop.time(), retry_after_s(headers))
+            self._faulted(leg, verdict)
+        else:
+            self._on_answer(leg, body)
+
+    def on_failed(self, leg: Leg, error: UpstreamError) -> None:
+        """Take the news that a leg's connection failed."""
+        if self.is_over:
+            return
+        fault = from_upstream(error)
+        if self._handoff.phase is Phase.STREAMING:
+            fault = Fault(fault.reason, broken("the engine's connection was lost"))
+        self._faulted(leg, fault)
+
+    def on_events(self, out: bytes, num_tokens: int) -> None:
+        """Take events for the client; the first time there is a token among them."""
+        if self.is_over:
+            return
+        now_s = self._desk.loop.time()
+        if self._handoff.phase is Phase.MAIN:
+            self._do(self._handoff.first_byte())
+            self._reply.stream()
+            self._ledger.first_token(Leg.MAIN, now_s)
+        self._ledger.tokens(num_tokens, now_s)
+        self._reply.write(out)
+
+    def on_stream_done(self, usage: Usage | None) -> None:
+        """Take the proper end of a stream."""
+        if not self.is_over:
+            self._ledger.answered(Leg.MAIN, usage)
+            self._ledger.ended()
+            self._do(self._handoff.ended())
+
+    def on_broken(self, why: str, leg: Leg) -> None:
+        """Take an answer that is not to be believed any more."""
+        if self.is_over:
+            return
+        self._cancel_call()
+        is_open = self._handoff.phase is Phase.STREAMING
+        self._faulted(leg, Fault("bad_answer", broken(why) if is_open else failed()))
+
+    def _on_answer(self, leg: Leg, body: bytes) -> None:
+        answer = read_answer(body)
+        if answer.fault:
+            self._faulted(leg, Fault("bad_answer", failed()))
+            return
+        self._ledger.answered(leg, answer.usage)
+        if leg is Leg.MAIN:
+            self._body = body
+            self._ledger.bookings[leg].worker.succeeded(self._desk.loop.time())
+            self._do(self._handoff.ended())
+        else:
+            self._on_transfer(answer.transfer, answer.usage)
+
+    def _on_transfer(self, transfer: Any, usage: Usage | None) -> None:  # noqa: ANN401 - an engine's JSON, checked here
+        now_s, settings = self._desk.loop.time(), self._desk.settings
+        worker = self._ledger.bookings[Leg.PREFILL].worker
+        num_tokens = self._prompt.num_tokens if self._prompt.is_known else None
+        if usage is not None and usage.prompt_tokens:
+            num_tokens = usage.prompt_tokens
+        wrong = transfer_fault(transfer, worker, num_tokens)
+        if wrong:
+            self._desk.metrics.handoffs.add("rejected")
+            log.warning("engine %s: transfer parameters refused: %s", clean(worker.id), wrong)
+            self._faulted(Leg.PREFILL, Fault("bad_transfer", failed()))
+            return
+        self._ledger.first_token(Leg.PREFILL, now_s)
+        self._transfer_until_s = now_s + settings.kv_lease_s - settings.kv_lease_margin_s
+        self._do(self._handoff.prefilled(transfer))
+
+    def _faulted(self, leg: Leg, fault: Fault) -> None:
+        desk, call = self._desk, self._call
+        worker = self._ledger.bookings[leg].worker
+        self._ledger.faulted(leg, fault.reason)
+        self._excluded.add(worker.key)
+        self._may_repeat = fault.reason in REPEATABLE
+        # A pooled connection that the engine had just closed says nothing about the engine.
+        was_idle_closed = (
+            fault.reason == "closed"
+            and call is not None
+            and call.was_reused
+            and not call.has_received
+        )
+        if fault.reason in BLAMED and not was_idle_closed:
+            worker.failed(desk.loop.time())
+        may_retry = self._has_retried or desk.budget.allows(len(desk.flights))
+        if fault.reason == "error_500":
+            may_retry = may_retry and self._handoff.num_retries == 0
+        self._do(self._handoff.faulted(leg, fault, may_retry=may_retry))
+
+    # What the hand-off says
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Place():
+                    self._place(action)
+                case Send(leg, transfer):
+                    self._send(leg, transfer)
+                case Release(leg):
+                    self._ledger.bookings.pop(leg).release()
+                    self._desk.pump_soon()
+                case Cancel():
+                    self._cancel_call()
+                case Wait():
+                    self._wait()
+                case Count(name, labels):
+                    self._count(name, labels)
+                case Answer(failure):
+                    self._fail(failure)
+                case Break(failure):
+                    self._break(failure)
+                case Finish():
+                    self._finish()
+        if self._handoff.is_over and not self._is_concluded:
+            self._conclude()
+
+    def _place(self, action: Place) -> None:
+        if action.num_retries:
+            delay_s = backoff_s(action.num_retries, self._desk.rng.random)
+            self._timer = self._desk.loop.call_later(delay_s, self._place_now, action)
+        else:
+            self._place_now(action)
+
+    def _place_now(self, action: Place) -> None:
+        self._timer = None
+        desk, handoff, now_s = self._desk, self._handoff, self._desk.loop.time()
+        if handoff.has_unused_transfer and now_s > self._transfer_until_s:
+            self._do(handoff.transfer_lapsed())
+            return
+        started_s = time.perf_counter()
+        order = self._order(wants_prefill=action.wants_prefill)
+        result: Placed | Unplaced
+        if not action.wants_main:
+            result = desk.placement.place_prefill(order, now_s)
+        elif handoff.has_unused_transfer:
+            result = desk.placement.place_main(order, now_s)
+        else:
+            result = desk.placement.place(order, now_s)
+        if isinstance(result, Unplaced):
+            self._do(handoff.unplaced(result.failure))
+            return
+        self._ledger.placed(result, desk.policy_name, time.time())
+        desk.metrics.decision.observe(time.perf_counter() - started_s)
+        if not handoff.num_retries:
+            desk.metrics.queue.observe(now_s - self._ledger.arrived_s)
+        self._do(handoff.placed(has_prefill=result.prefill is not None))
+
+    def _order(self, *, wants_prefill: bool) -> Order:
+        reason = "" if wants_prefill else "prefill_failed"
+        if self.request.num_sequences > 1:
+            reason = "many_sequences"
+        return Order(
+            self.request_id,
+            self._prompt,
+            self.model,
+            self.request.max_tokens,
+            reason,
+            frozenset(self._excluded),
+            self._may_repeat,
+        )
+
+    def _send(self, leg: Leg, transfer: dict[str, Any] | None) -> None:
+        desk, ledger = self._desk, self._ledger
+        booking = ledger.bookings[leg]
+        worker = booking.worker
+        if leg is Leg.MAIN and ledger.needs_prefill and transfer is None:
+            ledger.overlap_tokens = desk.placement.prefill_locally(self._prompt, booking)
+        if leg is Leg.MAIN:
+            ledger.needs_prefill = False
+        route = desk.fleet.routes.get(worker.id)
+        if route is None or desk.workers.get(worker.id) is not worker:
+            self._faulted(leg, Fault("stale", failed(), was_sent=False))
+            return
+        body = (
+            self.request.main_body(worker.info.model, transfer)
+            if leg is Leg.MAIN
+            else self.request.prefill_body(worker.info.model)
+        )
+        # Engines refuse an id that is in use, and an abandoned attempt may still be.
+        attempt = f"{self.request_id}-{self._num_sent}" if self._num_sent else self.request_id
+        self._num_sent += 1
+        ledger.sent_s = desk.loop.time()
+        sink = LegSink(self, leg, is_relayed=route.is_relayed)
+        self._call = route.send(self.request.endpoint, attempt, body, sink)
+
+    def _wait(self) -> None:
+        failure = self._desk.line.join(self, self._ledger.arrived_s)
+        if failure is not None:
+            self._do(self._handoff.expired(failure))
+
+    def _count(self, name: str, labels: tuple[str, ...]) -> None:
+        self._desk.metrics.count(name, labels)
+        if name == "retries" and not self._has_retried:
+            self._has_retried = True
+            self._desk.budget.num_retrying += 1
+
+    def _fail(self, failure: Failure) -> None:
+        if failure.reason:
+            self._desk.metrics.errors.add(failure.reason)
+        self._reply.fail(failure)
+
+    def _break(self, failure: Failure) -> None:
+        self._desk.metrics.errors.add("stream_broken")
+        self._cancel_call()
+        self._reply.break_stream(failure)
+
+    def _finish(self) -> None:
+        if self.request.is_stream:
+            self._reply.end_stream()
+        else:
+            self._reply.whole(self._body)
+        self._ledger.completed(self._prompt.num_tokens, self._desk.workers)
+
+    def _cancel_call(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+    def _conclude(self) -> None:
+        self._is_concluded = True
+        desk = self._desk
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._has_retried:
+            desk.budget.num_retrying -= 1
+        endpoint = "chat" if self.request.endpoint == CHAT else "completions"
+        desk.metrics.requests.add(endpoint, str(self._reply.code))
+        self._ledger.concluded(str(self._handoff.phase))
+        self._exchange.on_gone = self._exchange.on_pause = self._exchange.on_resume = None
+        desk.leave(self)

@@ -1,0 +1,136 @@
+"""One request's bookings and measurements: when what happened, what was predicted, what the engine said.
+
+Not here: what happens next (`handoff`), connections (`flight`). Pure: times are passed in.
+"""
+
+from dynctl.router.api.streams import Usage
+from dynctl.router.decisions import Decision, DecisionRing
+from dynctl.router.handoff import Leg
+from dynctl.router.metrics import Metrics
+from dynctl.router.placement import Placed
+from dynctl.router.workers import Booking, WorkerTable
+
+
+class Ledger:
+    """The figures of one request."""
+
+    __slots__ = (
+        "_cached_tokens",
+        "_decisions",
+        "_first_s",
+        "_metrics",
+        "_num_tokens",
+        "_ring",
+        "arrived_s",
+        "bookings",
+        "last_s",
+        "needs_prefill",
+        "overlap_tokens",
+        "sent_s",
+        "usage",
+    )
+
+    def __init__(self, metrics: Metrics, ring: DecisionRing, arrived_s: float) -> None:
+        self._metrics = metrics
+        self._ring = ring
+        self._decisions: dict[Leg, Decision] = {}
+        self._cached_tokens: int | None = None
+        self._first_s = 0.0
+        self._num_tokens = 0
+        self.arrived_s = arrived_s
+        self.sent_s = 0.0
+        """When the present leg was sent."""
+        self.last_s = 0.0
+        """When the last token came."""
+        self.bookings: dict[Leg, Booking] = {}
+        self.needs_prefill = False
+        """The engine that generates is booked without a prefill of its own."""
+        self.overlap_tokens = 0
+        """Expected cached on the engine that prefilled."""
+        self.usage: Usage | None = None
+
+    def placed(self, placed: Placed, policy: str, unix_s: float) -> None:
+        """Enter bookings and decisions."""
+        if placed.main is not None:
+            self.bookings[Leg.MAIN] = placed.main
+            self.needs_prefill = placed.prefill is not None
+        if placed.prefill is not None:
+            self.bookings[Leg.PREFILL] = placed.prefill
+        if placed.overlap_tokens is not None:
+            self.overlap_tokens = placed.overlap_tokens
+        if placed.local_reason:
+            self._metrics.local_prefill.add(placed.local_reason)
+        for decision in placed.decisions:
+            self._ring.add(decision, policy, unix_s)
+            leg = Leg.PREFILL if decision.leg == "prefill" else Leg.MAIN
+            self._decisions[leg] = decision
+
+    def first_token(self, leg: Leg, now_s: float) -> None:
+        """Learn from a leg's first token: its prefill is over, and took so long."""
+        booking = self.bookings[leg]
+        self._first_s = self.last_s = now_s
+        booking.worker.succeeded(now_s)
+        ttft_ms = (now_s - self.sent_s) * 1e3
+        decision = self._decisions.get(leg)
+        if decision is not None:
+            decision.ttft_ms = round(ttft_ms, 3)
+        if booking.has_prefill:
+            booking.worker.prefill.learn(booking.prefill_ahead_tokens, ttft_ms)
+        booking.prefill_ended()
+
+    def tokens(self, num_tokens: int, now_s: float) -> None:
+        """Note how many token events a stream has had by now."""
+        if num_tokens <= self._num_tokens:
+            return
+        if self._num_tokens:
+            self._metrics.itl.observe(now_s - self.last_s)
+        else:
+            self._metrics.ttft.observe(now_s - self.arrived_s)
+        self._num_tokens = num_tokens
+        self.last_s = now_s
+        self.bookings[Leg.MAIN].worker.last_token_s = now_s
+
+    def answered(self, leg: Leg, usage: Usage | None) -> None:
+        """Take an engine's count; a decode engine only repeats what the prefill engine had cached."""
+        if leg is Leg.MAIN:
+            self.usage = usage
+        if usage is None:
+            return
+        decision = self._decisions.get(leg)
+        if decision is not None and decision.leg != "decode":
+            decision.cached_tokens = usage.cached_tokens
+        if self._cached_tokens is None:
+            self._cached_tokens = usage.cached_tokens
+
+    def faulted(self, leg: Leg, reason: str) -> None:
+        """Note the end of an attempt."""
+        self._metrics.engine_failures.add(self.bookings[leg].worker.id, reason)
+        decision = self._decisions.get(leg)
+        if decision is not None:
+            decision.outcome = reason
+
+    def ended(self) -> None:
+        """Learn from a whole answer how fast the engine generates beside its other sequences."""
+        booking = self.bookings.get(Leg.MAIN)
+        num = self.usage.output_tokens if self.usage is not None else self._num_tokens
+        if booking is None or self._num_tokens < 2 or num < 2:
+            return
+        itl_ms = (self.last_s - self._first_s) * 1e3 / (num - 1)
+        booking.worker.itl.learn(booking.worker.active_requests, itl_ms)
+
+    def completed(self, prompt_tokens: int, workers: WorkerTable) -> None:
+        """Count the tokens of a request that was served whole; `prompt_tokens` is our own count, for want of a better."""
+        metrics, usage = self._metrics, self.usage
+        if usage is not None:
+            prompt_tokens = usage.prompt_tokens or prompt_tokens
+            metrics.output_tokens.add(by=usage.output_tokens)
+            workers.output_tokens.learn(usage.output_tokens)
+        metrics.prompt_tokens.add(by=prompt_tokens)
+        metrics.predicted_hit_tokens.add(by=min(self.overlap_tokens, prompt_tokens))
+        if self._cached_tokens:
+            metrics.engine_cached_tokens.add(by=self._cached_tokens)
+
+    def concluded(self, outcome: str) -> None:
+        """Write the end into the decisions that have none yet."""
+        for decision in self._decisions.values():
+            decision.outcome = decision.outcome or outcome

@@ -1,0 +1,51 @@
+"""The client's side of one request: whole answers, errors, streams and their end. IO: through the exchange."""
+
+from dynctl.http1.server import Exchange
+from dynctl.router.api.answers import Failure
+
+_STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class Reply:
+    """Writes one answer; calls after the client left do nothing."""
+
+    __slots__ = ("_exchange", "_shown_id", "code")
+
+    def __init__(self, exchange: Exchange, shown_id: bytes) -> None:
+        self._exchange = exchange
+        self._shown_id = shown_id
+        self.code = 499
+        """The status the client got; 499: it left before one."""
+
+    def stream(self) -> None:
+        """Begin a stream of events."""
+        self.code = 200
+        self._exchange.start(200, (*_STREAM_HEADERS, (b"x-request-id", self._shown_id)))
+
+    def write(self, events: bytes) -> None:
+        """Send events."""
+        self._exchange.write(events)
+
+    def end_stream(self) -> None:
+        """End a stream properly."""
+        self._exchange.finish()
+
+    def break_stream(self, failure: Failure) -> None:
+        """End a stream with one error event, and no `[DONE]`."""
+        self._exchange.write(failure.event())
+        self._exchange.finish()
+
+    def whole(self, body: bytes) -> None:
+        """Give a whole answer."""
+        self.code = 200
+        self._exchange.respond(200, body, headers=((b"x-request-id", self._shown_id),))
+
+    def fail(self, failure: Failure) -> None:
+        """Answer with an error."""
+        self.code = failure.status
+        headers = (*failure.headers(), (b"x-request-id", self._shown_id))
+        self._exchange.respond(failure.status, failure.body(), headers=headers)

@@ -1,0 +1,133 @@
+"""Runs one router from its configuration until told to stop: sources, entrance, drain. IO: sockets, signals."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Self
+
+import zmq
+
+from dynctl.router.config import RouterConfig
+from dynctl.router.desk import Desk
+from dynctl.router.server import Entrance
+from dynctl.router.sources.direct import DirectSource
+from dynctl.router.sources.relay import RelaySource, relay_context
+from dynctl.router.tokens import load_tokenizer
+
+log = logging.getLogger("dynctl.router")
+
+
+class Router:
+    """A running router; use it as a context manager. Started means listening."""
+
+    def __init__(self, config: RouterConfig, admin_socket: str | None = None) -> None:
+        self._config = config
+        self._admin_socket = admin_socket
+        self._zmq: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self.port = 0
+        """Where clients connect."""
+        self.desk: Desk
+
+    async def __aenter__(self) -> Self:
+        """Open the entrance and begin to watch engines.
+
+        Raises:
+            RouterError: when tokenizer, certificate or port cannot be used.
+            DynctlError: when the policy does not exist.
+        """
+        config = self._config
+        tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else None
+        if tokenizer is None:
+            log.warning("no tokenizer: requests with text are routed by load only")
+        self.desk = desk = Desk(config, tokenizer)
+        entrance = Entrance(desk)
+        try:
+            if self._admin_socket is not None:
+                await entrance.open_admin(self._admin_socket)
+            self.port = await entrance.open()
+            self._zmq = zmq.Context()
+            self._watch = asyncio.create_task(self._watch_engines(), name="sources")
+        except BaseException:
+            await entrance.close(0.0)
+            await desk.close(0.0)
+            raise
+        self._entrance = entrance
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Cut what is still under way and close everything; `drain` first for a polite end."""
+        await self.desk.close(0.0)
+        await self._entrance.close(0.0)
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
+            if not self._watch.cancelled():
+                self._watch.result()
+        if self._zmq is not None:
+            self._zmq.term()
+
+    async def drain(self) -> None:
+        """Take no more requests and let those under way end, within the configured time."""
+        self.desk.is_draining = True
+        await self.desk.close(self._config.settings.drain_s)
+
+    async def failed(self) -> None:
+        """Wait until watching the engines ends, which it only does by a fault of our own; raises it."""
+        assert self._watch is not None
+        await asyncio.shield(self._watch)
+
+    async def _watch_engines(self) -> None:
+        config, desk = self._config, self.desk
+        tokenizer, settings = desk.tokens.tokenizer, config.settings
+        assert self._zmq is not None
+        context = relay_context(config.tls) if config.relays and config.tls else None
+        async with asyncio.TaskGroup() as group:
+            for relay in config.relays:
+                assert context is not None
+                source = RelaySource(
+                    relay, context, desk.fleet, config.deployment, tokenizer, settings
+                )
+                group.create_task(source.run(), name=f"relay:{relay.host_name}")
+            for engine in config.engines:
+                direct = DirectSource(
+                    engine, desk.fleet, desk.hashers, tokenizer, settings, self._zmq
+                )
+                group.create_task(direct.run(), name=f"engine:{engine.id}")
+
+
+async def run_router(
+    config: RouterConfig, admin_socket: str | None, started: Callable[[int], None]
+) -> None:
+    """Run until SIGTERM or SIGINT, then drain; a second signal cuts. `started` gets the port once it is open.
+
+    Raises:
+        DynctlError: when it cannot start.
+    """
+    loop = asyncio.get_running_loop()
+    stop, cut = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (cut if stop.is_set() else stop).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    async with Router(config, admin_socket) as router:
+        started(router.port)
+        await _first(stop.wait(), router.failed())
+        log.info("draining %d requests", len(router.desk.flights))
+        await _first(router.drain(), cut.wait())
+
+
+async def _first(*waits: Coroutine[None, None, object]) -> None:
+    """Wait until one ends, and end the others; raises what the first one raised."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in done:
+        task.result()

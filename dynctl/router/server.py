@@ -1,0 +1,250 @@
+"""The router's HTTP routes: the OpenAI API for clients; health, metrics and decisions for those who run it.
+
+Not here: one request's way (`flight`), engines (`sources`). IO: sockets.
+"""
+
+import asyncio
+import os
+import re
+import socket
+import ssl
+import urllib.parse
+from collections.abc import Iterable
+
+import msgspec
+
+from dynctl.errors import RouterError
+from dynctl.http1.server import Exchange, Rejection, Request, Server, ServerLimits, serve
+from dynctl.router.api.answers import Failure
+from dynctl.router.api.keys import Keys
+from dynctl.router.api.requests import CHAT, COMPLETIONS, RefusedError, parse_request
+from dynctl.router.config import RouterConfig, TlsFiles
+from dynctl.router.desk import Desk, draining
+from dynctl.router.flight import Flight
+from dynctl.router.port_owner import port_owner
+
+_SHOWN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_GENERATE = frozenset((COMPLETIONS, CHAT))
+_TEXT = b"text/plain; version=0.0.4; charset=utf-8"
+_MAX_DECISIONS = 1000
+
+_UNAUTHORIZED = Failure(401, "the API key is missing or not known here", "invalid_api_key")
+_TOO_LARGE_CODE = "request_too_large"
+
+
+class Entrance:
+    """The clients' port, and the admin socket where there is one; `close` both."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._keys = Keys(desk.config.api_keys)
+        self._servers: list[Server] = []
+        self._id_prefix = os.urandom(6).hex()
+        self._num_ids = 0
+
+    async def open(self) -> int:
+        """Listen for clients; return the port.
+
+        Raises:
+            RouterError: when the place cannot be bound or the certificate not read.
+        """
+        config = self._desk.config
+        host, port = config.host_port
+        limits = ServerLimits(max_body_bytes=config.settings.max_body_bytes)
+        try:
+            server = await serve(
+                self._on_client,
+                host=host,
+                port=port,
+                ssl=server_context(config.server_tls),
+                limits=limits,
+                admit=self._admit,
+            )
+        except OSError as error:
+            raise _bind_error(config, error) from error
+        self._servers.append(server)
+        return server.port
+
+    async def open_admin(self, path: str) -> None:
+        """Listen on the admin socket.
+
+        Raises:
+            RouterError: when the path cannot be bound.
+        """
+        try:
+            self._servers.append(await serve(self._on_admin, path=path))
+        except OSError as error:
+            raise RouterError(f"cannot listen on {path}: {error.strerror or error}") from error
+
+    async def close(self, grace_s: float) -> None:
+        """Stop listening; answers under way may end within `grace_s`."""
+        async with asyncio.TaskGroup() as group:
+            for server in self._servers:
+                group.create_task(server.close(grace_s))
+
+    # Clients
+
+    def _admit(self, request: Request) -> Rejection | None:
+        """Look at head only: key and content type, before the body is read."""
+        if request.path == "/health":
+            return None
+        if not self._keys.is_open and self._keys.owner(request.header(b"authorization")) is None:
+            return _rejection(_UNAUTHORIZED, (b"www-authenticate", b"Bearer"))
+        if request.method == "POST":
+            kind = (request.header(b"content-type") or b"application/json").split(b";")[0]
+            if kind.strip().lower() != b"application/json":
+                return _rejection(Failure(415, "send application/json", "unsupported_media_type"))
+            if request.header(b"content-encoding") not in {None, b"identity"}:
+                return _rejection(
+                    Failure(415, "bodies must not be compressed", "unsupported_encoding")
+                )
+        return None
+
+    def _on_client(self, exchange: Exchange) -> None:
+        request = exchange.request
+        if request.path in _GENERATE:
+            if request.method == "POST":
+                self._generate(exchange)
+            else:
+                self._refuse(exchange, Failure(405, "use POST", "method_not_allowed"))
+        elif request.method not in {"GET", "HEAD"}:
+            self._refuse(exchange, Failure(404, f"no POST {request.path} here", "not_found"))
+        elif request.path == "/v1/models":
+            self._respond(exchange, 200, self._models())
+        elif request.path == "/health":
+            self._health(exchange)
+        elif request.path == "/metrics":
+            self._respond(exchange, 200, self._desk.exposition(), _TEXT)
+        else:
+            self._refuse(exchange, Failure(404, f"no {request.path} here", "not_found"))
+
+    def _generate(self, exchange: Exchange) -> None:
+        desk, request = self._desk, exchange.request
+        try:
+            wanted = parse_request(request.path, request.body, desk.settings)
+            model = desk.model_of(wanted.model)
+        except RefusedError as refused:
+            self._refuse(exchange, refused.failure, is_counted=True)
+            return
+        except KeyError:
+            failure = Failure(
+                404, f"the model `{wanted.model[:200]}` does not exist", "model_not_found", "model"
+            )
+            self._refuse(exchange, failure, is_counted=True)
+            return
+        if desk.is_draining:
+            self._refuse(exchange, draining(), is_counted=True)
+            return
+        request_id = self._new_id()
+        Flight(desk, exchange, wanted, model, request_id, _shown_id(request, request_id)).begin()
+
+    def _models(self) -> bytes:
+        data = []
+        for name, length in sorted(self._desk.models().items()):
+            entry = {"id": name, "object": "model", "created": 0, "owned_by": "dynctl"}
+            if length:
+                entry["max_model_len"] = length
+            data.append(entry)
+        return msgspec.json.encode({"object": "list", "data": data})
+
+    # Those who run it
+
+    def _on_admin(self, exchange: Exchange) -> None:
+        request = exchange.request
+        if request.path == "/health":
+            self._health(exchange)
+        elif request.path == "/metrics":
+            self._respond(exchange, 200, self._desk.exposition(), _TEXT)
+        elif request.path == "/decisions":
+            self._decisions(exchange)
+        else:
+            self._refuse(exchange, Failure(404, f"no {request.path} here", "not_found"))
+
+    def _decisions(self, exchange: Exchange) -> None:
+        query = urllib.parse.parse_qs(exchange.request.query.decode("ascii", "replace"))
+        limit = query.get("limit", ["100"])[0]
+        if not limit.isdecimal() or not 0 < int(limit) <= _MAX_DECISIONS:
+            text = f"limit is not between 1 and {_MAX_DECISIONS}"
+            self._refuse(exchange, Failure(400, text, "invalid_request", "limit"))
+            return
+        request_id = query.get("request", [None])[0]
+        self._respond(exchange, 200, self._desk.ring.to_json(int(limit), request_id))
+
+    def _health(self, exchange: Exchange) -> None:
+        if self._desk.can_serve():
+            self._respond(exchange, 200, b'{"status":"ok"}')
+            return
+        why = "draining" if self._desk.is_draining else "no engine is ready"
+        self._respond(exchange, 503, msgspec.json.encode({"status": why}))
+
+    # Answers
+
+    def _refuse(self, exchange: Exchange, failure: Failure, *, is_counted: bool = False) -> None:
+        if is_counted:
+            endpoint = "chat" if exchange.request.path == CHAT else "completions"
+            self._desk.metrics.requests.add(endpoint, str(failure.status))
+            if failure.reason:
+                self._desk.metrics.errors.add(failure.reason)
+        self._respond(
+            exchange, failure.status, failure.body(), b"application/json", failure.headers()
+        )
+
+    def _respond(
+        self,
+        exchange: Exchange,
+        status: int,
+        body: bytes,
+        content_type: bytes = b"application/json",
+        headers: Iterable[tuple[bytes, bytes]] = (),
+    ) -> None:
+        shown = _shown_id(exchange.request, self._new_id())
+        exchange.respond(status, body, content_type, (*headers, (b"x-request-id", shown)))
+
+    def _new_id(self) -> str:
+        """A request id no other start of any router makes."""
+        self._num_ids += 1
+        return f"{self._id_prefix}{self._num_ids:08x}"
+
+
+def server_context(files: TlsFiles | None) -> ssl.SSLContext | None:
+    """Make the TLS context towards clients; None without files.
+
+    Raises:
+        RouterError: when they cannot be read.
+    """
+    if files is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(files.cert, files.key)
+        if files.ca:
+            context.load_verify_locations(files.ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        raise RouterError(f"cannot use the certificate {files.cert}: {error}") from error
+    return context
+
+
+def _shown_id(request: Request, request_id: str) -> bytes:
+    """The client's own X-Request-Id where it is harmless, else ours."""
+    given = request.header(b"x-request-id")
+    return given if given is not None and _SHOWN_ID.fullmatch(given) else request_id.encode()
+
+
+def _rejection(failure: Failure, *headers: tuple[bytes, bytes]) -> Rejection:
+    shown = (b"x-request-id", os.urandom(8).hex().encode())
+    return Rejection(failure.status, failure.body(), headers=(*headers, shown))
+
+
+def _bind_error(config: RouterConfig, error: OSError) -> RouterError:
+    host, port = config.host_port
+    if isinstance(error, socket.gaierror):
+        return RouterError(f"cannot listen on {host}: no such address")
+    owner = port_owner(port)
+    by = f" by {owner}" if owner else ""
+    if "in use" in str(error).lower():
+        return RouterError(
+            f"port {port} on {host} is in use{by}", "stop that process, or listen on another port"
+        )
+    return RouterError(f"cannot listen on {host}:{port}: {error.strerror or error}")

@@ -1,0 +1,1 @@
+"""Where engines come from: relays' tables and KV deltas, or engines reached directly."""

@@ -1,0 +1,250 @@
+"""An engine without a relay: asked for its health, its model and its cache layout; KV events straight from it.
+
+A start is not stamped by anybody here, so an engine that was away counts as a new incarnation, and the reader of its
+events notices when their sequence begins anew. IO: sockets, zmq.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+import msgspec
+import zmq
+
+from dynctl.core.deployment import EngineInfo, EngineState
+from dynctl.core.exposition import parse
+from dynctl.core.text import clean
+from dynctl.errors import DynctlError, ProbeError
+from dynctl.http1.upstream import Upstream, UpstreamError
+from dynctl.kv.events import EventBatch
+from dynctl.kv.reader import KvEventReader
+from dynctl.kv.tracker import BlockTracker
+from dynctl.kv.tracker import Delta as TrackedDelta
+from dynctl.router.config import EngineTarget, Settings
+from dynctl.router.prefix_index import Source
+from dynctl.router.prompt import Hashers
+from dynctl.router.sources.fleet import Fleet
+from dynctl.router.sources.parity import check_parity
+from dynctl.router.sources.route import Route, limits, parse_url
+from dynctl.router.tokens import ModelTokenizer
+
+log = logging.getLogger("dynctl.router")
+
+_CACHE = "vllm:cache_config_info"
+_MISSES = 2
+"""Health questions without an answer in a row before an engine counts as away; a refused connection does at once."""
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class DirectSource:
+    """One engine; `run` until cancelled."""
+
+    def __init__(
+        self,
+        target: EngineTarget,
+        fleet: Fleet,
+        hashers: Hashers,
+        tokenizer: ModelTokenizer | None,
+        settings: Settings,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+    ) -> None:
+        address, prefix = parse_url(target.url)
+        self._target = target
+        self._fleet = fleet
+        self._hashers = hashers
+        self._tokenizer = tokenizer
+        self._poll_s = settings.engine_poll_s
+        self._context = context
+        self._upstream = Upstream(address, limits(settings.connect_timeout_s))
+        self._route = Route(self._upstream, prefix)
+        self._starts = itertools.count(1)
+        self._info: EngineInfo | None = None
+        """None: not there, or not seen yet."""
+        self._reader: KvEventReader | None = None
+        self._parity: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Watch the engine for ever."""
+        misses = 0
+        self._announce(self._unknown(EngineState.STARTING))
+        self._fleet.unreachable(self._target.id)
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    try:
+                        await self._look(group)
+                        misses = 0
+                    except (UpstreamError, ProbeError, msgspec.MsgspecError) as error:
+                        misses += 1
+                        is_refused = isinstance(error, UpstreamError) and error.kind == "connect"
+                        if self._info is not None and (is_refused or misses >= _MISSES):
+                            self._away(str(error))
+                    await asyncio.sleep(self._poll_s)
+        finally:
+            self._stop_reading()
+            await self._upstream.close()
+
+    async def _look(self, group: asyncio.TaskGroup) -> None:
+        """Ask for its health, and for all the rest when it is new.
+
+        Raises:
+            UpstreamError: when it does not answer well.
+        """
+        health = await self._route.fetch("GET", "/health", timeout_s=self._poll_s + 1.0)
+        if health.status != 200:
+            raise UpstreamError("status", f"/health {health.status}", before_first_byte=False)
+        if self._info is None:
+            self._info = await self._introduce()
+            self._announce(self._info)
+            self._start_reading(self._info)
+            engine = (self._info.id, self._info.incarnation, self._info.model)
+            self._parity = group.create_task(
+                check_parity(self._fleet, self._route, engine, self._tokenizer),
+                name=f"parity:{self._info.id}",
+            )
+
+    async def _introduce(self) -> EngineInfo:
+        """Learn model, length and cache layout.
+
+        Raises:
+            UpstreamError: when it does not answer well.
+        """
+        answer = await self._route.fetch("GET", "/v1/models")
+        if answer.status != 200:
+            raise UpstreamError("status", f"/v1/models {answer.status}", before_first_byte=False)
+        models = msgspec.json.decode(answer.body, type=_Models).data
+        if not models:
+            raise UpstreamError("protocol", "/v1/models is empty", before_first_byte=False)
+        info = replace(
+            self._unknown(EngineState.READY),
+            incarnation=f"{self._target.id}.{next(self._starts)}",
+            model=models[0].id,
+            max_model_len_tokens=models[0].max_model_len or 0,
+        )
+        layout = await self._layout()
+        return replace(
+            info,
+            block_size_tokens=_number(layout, "block_size"),
+            kv_capacity_tokens=_number(layout, "kv_cache_size_tokens")
+            or _number(layout, "block_size") * _number(layout, "num_gpu_blocks"),
+        )
+
+    async def _layout(self) -> Mapping[str, str]:
+        answer = await self._route.fetch("GET", "/metrics")
+        if answer.status != 200:
+            return {}
+        samples = parse(answer.body.decode("utf-8", "replace"), {_CACHE}).get(_CACHE)
+        return samples[0].labels if samples else {}
+
+    def _unknown(self, state: EngineState) -> EngineInfo:
+        return EngineInfo(
+            id=self._target.id,
+            incarnation=f"{self._target.id}.0",
+            state=state,
+            role=self._target.role,
+            deployment="",
+            kind="external",
+            model="",
+        )
+
+    def _announce(self, info: EngineInfo) -> None:
+        self._fleet.saw(self._target.id, info, self._route)
+
+    def _away(self, reason: str) -> None:
+        log.warning("engine %s is away: %s", clean(self._target.id), clean(reason))
+        self._info = None
+        self._stop_reading()
+        if self._parity is not None:
+            self._parity.cancel()
+        self._fleet.unreachable(self._target.id)
+
+    def _start_reading(self, info: EngineInfo) -> None:
+        if self._target.kv_events is None:
+            return
+        sink = _EventSink(self._fleet, self._hashers, info)
+        self._reader = KvEventReader(
+            self._target.kv_events,
+            self._target.kv_replay,
+            self._target.topic,
+            sink,
+            context=self._context,
+        )
+        try:
+            self._reader.start()
+        except DynctlError as error:
+            self._reader = None
+            log.warning(
+                "engine %s is routed by load only: %s", clean(info.id), clean(error.message)
+            )
+
+    def _stop_reading(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+class _EventSink:
+    """Hashes one engine's events into the index."""
+
+    def __init__(self, fleet: Fleet, hashers: Hashers, info: EngineInfo) -> None:
+        self._fleet = fleet
+        self._hashers = hashers
+        self._info = info
+        self._trackers: dict[int, BlockTracker] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def on_batch(self, seq: int, batch: EventBatch) -> None:
+        """Apply one engine step's events."""
+        del seq
+        source = Source(self._info.id, self._info.incarnation, batch.dp_rank)
+        tracker = self._trackers.get(batch.dp_rank)
+        if tracker is None:
+            size = self._info.block_size_tokens or _block_size_of(batch)
+            if size == 0:
+                return
+            if not self._info.block_size_tokens:
+                self._info = replace(self._info, block_size_tokens=size)
+                self._fleet.workers.put(self._info)
+            tracker = self._trackers[batch.dp_rank] = BlockTracker(self._hashers.of(size))
+            self._fleet.index.begin(source)
+        self._apply(source, tracker.apply(batch.events, self._loop.time()))
+
+    def on_reset(self) -> None:
+        """Forget the engine's blocks: it started anew, or events are lost for good."""
+        self._fleet.metrics.kv_frames.add("lost")
+        self._trackers.clear()
+        self._fleet.index.drop(self._info.id)
+
+    def on_failed(self, reason: str) -> None:
+        """Route by load only from here on."""
+        log.warning("KV events of %s are given up: %s", clean(self._info.id), clean(reason))
+        self.on_reset()
+
+    def _apply(self, source: Source, delta: TrackedDelta) -> None:
+        if delta.is_empty:
+            return
+        self._fleet.metrics.kv_frames.add("delta")
+        index = self._fleet.index
+        if delta.cleared:
+            index.clear(source)
+        index.remove(source, delta.removed)
+        index.store(source, delta.stored)
+
+
+def _block_size_of(batch: EventBatch) -> int:
+    return next((event.block_size for event in batch.events if hasattr(event, "block_size")), 0)
+
+
+def _number(labels: Mapping[str, str], name: str) -> int:
+    text = labels.get(name, "")
+    return int(text) if text.isdecimal() else 0

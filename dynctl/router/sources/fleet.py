@@ -1,0 +1,84 @@
+"""Keeps table, index and routes in step as engines come, change and go.
+
+Not here: how that is learned. IO: none of its own; routes hold connection pools.
+"""
+
+import logging
+from collections.abc import Callable
+
+from dynctl.core.deployment import EngineInfo
+from dynctl.core.text import clean
+from dynctl.router.metrics import Metrics
+from dynctl.router.prefix_index import PrefixIndex
+from dynctl.router.sources.route import Route
+from dynctl.router.workers import WorkerTable
+
+log = logging.getLogger("dynctl.router")
+
+
+class Fleet:
+    """All engines the sources know of."""
+
+    def __init__(
+        self,
+        workers: WorkerTable,
+        index: PrefixIndex,
+        metrics: Metrics,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.workers = workers
+        self.index = index
+        self.metrics = metrics
+        self.routes: dict[str, Route] = {}
+        self._on_change = on_change
+        self._owners: dict[str, str] = {}
+
+    def saw(self, source: str, info: EngineInfo, route: Route) -> bool:
+        """Take an engine's facts; True when this incarnation is new. An id belongs to the source that named it first."""
+        owner = self._owners.setdefault(info.id, source)
+        if owner != source:
+            log.warning(
+                "engine %s: named by %s and by %s; the second is ignored",
+                clean(info.id),
+                clean(owner),
+                clean(source),
+            )
+            return False
+        is_new = self.workers.put(info)
+        if is_new:
+            # Blocks of an older start are void before anything can be routed by them.
+            self.index.drop(info.id)
+            log.info(
+                "engine %s (%s): %s, %s, block size %d",
+                clean(info.id),
+                clean(info.incarnation),
+                clean(info.role),
+                info.state,
+                info.block_size_tokens,
+            )
+        self.routes[info.id] = route
+        self.workers.set_reachable(info.id, is_reachable=True)
+        self._on_change()
+        return is_new
+
+    def lost(self, source: str, engine_id: str) -> None:
+        """Forget an engine that its source no longer names."""
+        if self._owners.get(engine_id) != source:
+            return
+        del self._owners[engine_id]
+        self.workers.remove(engine_id)
+        self.index.drop(engine_id)
+        self.routes.pop(engine_id, None)
+        log.info("engine %s is gone", clean(engine_id))
+        self._on_change()
+
+    def unreachable(self, engine_id: str) -> None:
+        """Note that the way to an engine does not work; its blocks and books stay."""
+        self.workers.set_reachable(engine_id, is_reachable=False)
+        self._on_change()
+
+    def set_parity(self, engine_id: str, incarnation: str, parity: str) -> None:
+        """Note how the tokenizer check of one incarnation ended."""
+        worker = self.workers.get(engine_id)
+        if worker is not None and worker.incarnation == incarnation:
+            worker.parity = parity

@@ -1,0 +1,185 @@
+"""A host's relay: its table of engines, watched; one stream of KV deltas per running engine.
+
+A relay that does not answer makes its engines unreachable, not dead: books and blocks stay until it says otherwise.
+IO: sockets (mutual TLS).
+"""
+
+import asyncio
+import logging
+import ssl
+from contextlib import aclosing
+
+import msgspec
+
+from dynctl.core.deployment import EngineInfo, EngineState
+from dynctl.core.text import clean, is_name
+from dynctl.http1.upstream import Address, Upstream, UpstreamError
+from dynctl.kv.wire import FrameReader, WireError
+from dynctl.router.config import RelayTarget, Settings, TlsFiles
+from dynctl.router.sources.feed import KvFeed, LostError
+from dynctl.router.sources.fleet import Fleet
+from dynctl.router.sources.parity import check_parity
+from dynctl.router.sources.route import Route, limits, open_stream
+from dynctl.router.tokens import ModelTokenizer
+
+log = logging.getLogger("dynctl.router")
+
+_SILENCE_S = 6.0
+"""The relay speaks at least every 2 s."""
+
+_RETRY_S = 0.25
+_MAX_RETRY_S = 2.0
+_NO_EVENTS_RETRY_S = 10.0
+_MAX_LINE_BYTES = 4 * 1024**2
+
+_decode_table = msgspec.json.Decoder(list[EngineInfo]).decode
+
+
+def relay_context(files: TlsFiles) -> ssl.SSLContext:
+    """Make the TLS context towards relays: only the cluster's CA is believed, and we show our certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(files.ca)
+    context.load_cert_chain(files.cert, files.key)
+    return context
+
+
+class RelaySource:
+    """One relay; `run` until cancelled."""
+
+    def __init__(
+        self,
+        target: RelayTarget,
+        context: ssl.SSLContext,
+        fleet: Fleet,
+        deployment: str,
+        tokenizer: ModelTokenizer | None,
+        settings: Settings,
+    ) -> None:
+        address = Address(
+            host=target.address,
+            port=target.port,
+            ssl=context,
+            server_hostname=target.host_name,
+        )
+        self._name = target.host_name
+        self._upstream = Upstream(address, limits(settings.connect_timeout_s))
+        self._fleet = fleet
+        self._deployment = deployment
+        self._tokenizer = tokenizer
+        self._known: dict[str, EngineInfo] = {}
+        self._tasks: dict[str, list[asyncio.Task[None]]] = {}
+        self._is_up = False
+
+    async def run(self) -> None:
+        """Watch the relay for ever."""
+        retry_s = _RETRY_S
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    if await self._watch(group):
+                        retry_s = _RETRY_S
+                    await asyncio.sleep(retry_s)
+                    retry_s = min(retry_s * 2, _MAX_RETRY_S)
+        finally:
+            await self._upstream.close()
+
+    async def _watch(self, group: asyncio.TaskGroup) -> bool:
+        """Follow one connection's table; True when there was at least one line."""
+        was_up = False
+        rest = b""
+        try:
+            async with (
+                open_stream(self._upstream, "/v1/engines", _SILENCE_S) as pieces,
+                aclosing(pieces),
+            ):
+                async for piece in pieces:
+                    lines, rest = _split_lines(rest + piece)
+                    if lines:
+                        # Only the newest table counts.
+                        self._update(_decode_table(lines[-1]), group)
+                        was_up = self._is_up = True
+        except (UpstreamError, WireError, msgspec.MsgspecError) as error:
+            self._failed(str(error), was_up=was_up)
+        return was_up
+
+    def _failed(self, reason: str, *, was_up: bool) -> None:
+        """After a broken watch the next attempt tells; when that fails too, the way is down."""
+        if was_up:
+            return
+        if self._is_up:
+            log.warning("relay %s does not answer: %s", clean(self._name), clean(reason))
+        self._is_up = False
+        for engine_id in self._known:
+            self._fleet.unreachable(engine_id)
+
+    def _update(self, infos: list[EngineInfo], group: asyncio.TaskGroup) -> None:
+        mine = {
+            info.id: info
+            for info in infos
+            if is_name(info.id) and (not self._deployment or info.deployment == self._deployment)
+        }
+        for engine_id in [engine_id for engine_id in self._known if engine_id not in mine]:
+            self._stop(engine_id)
+            self._fleet.lost(self._name, engine_id)
+        for engine_id, info in mine.items():
+            before = self._known.get(engine_id)
+            if info == before and self._is_up:
+                continue
+            self._take(info, group, before)
+        self._known = mine
+
+    def _take(self, info: EngineInfo, group: asyncio.TaskGroup, before: EngineInfo | None) -> None:
+        stamp = (b"x-dynctl-incarnation", info.incarnation.encode())
+        route = Route(self._upstream, f"/v1/engine/{info.id}", (stamp,), is_relayed=True)
+        self._fleet.saw(self._name, info, route)
+        if before is not None and before.incarnation != info.incarnation:
+            self._stop(info.id)
+        if info.state is EngineState.READY and info.id not in self._tasks:
+            engine = (info.id, info.incarnation, info.model)
+            self._tasks[info.id] = [
+                group.create_task(self._follow(info), name=f"kv:{info.id}"),
+                group.create_task(
+                    check_parity(self._fleet, route, engine, self._tokenizer),
+                    name=f"parity:{info.id}",
+                ),
+            ]
+
+    def _stop(self, engine_id: str) -> None:
+        for task in self._tasks.pop(engine_id, []):
+            task.cancel()
+
+    async def _follow(self, info: EngineInfo) -> None:
+        """Keep the index in step with one incarnation, opening the stream anew whenever it breaks."""
+        while True:
+            retry_s = _RETRY_S
+            feed = KvFeed(self._fleet.index, self._fleet.metrics, info.id, info.incarnation)
+            reader = FrameReader()
+            try:
+                async with (
+                    open_stream(self._upstream, f"/v1/kv/{info.id}", _SILENCE_S) as pieces,
+                    aclosing(pieces),
+                ):
+                    async for piece in pieces:
+                        for frame in reader.feed(piece):
+                            for _ in feed.apply(frame):
+                                await asyncio.sleep(0)
+            except UpstreamError as error:
+                if error.kind == "status":
+                    retry_s = _NO_EVENTS_RETRY_S
+            except (LostError, WireError) as error:
+                self._fleet.metrics.kv_frames.add("lost")
+                log.warning("KV deltas of %s are read anew: %s", clean(info.id), clean(str(error)))
+            await asyncio.sleep(retry_s)
+
+
+def _split_lines(data: bytes) -> tuple[list[bytes], bytes]:
+    """Split into whole lines and the rest.
+
+    Raises:
+        WireError: when a line does not end.
+    """
+    *lines, rest = data.split(b"\n")
+    if len(rest) > _MAX_LINE_BYTES:
+        raise WireError("a table line without end")
+    return lines, rest

@@ -1,0 +1,150 @@
+"""The way to one engine: which connection pool, which path, which extra fields; and long answers read piece by piece.
+
+IO: sockets.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dynctl.errors import UsageError
+from dynctl.http1.message import Header
+from dynctl.http1.upstream import (
+    Address,
+    Call,
+    Response,
+    ResponseSink,
+    Upstream,
+    UpstreamError,
+    UpstreamLimits,
+)
+
+T = TypeVar("T")
+
+_JSON = (b"content-type", b"application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How requests reach one engine incarnation."""
+
+    upstream: Upstream
+    prefix: str = ""
+    """Before the engine's own path, without a slash at the end."""
+    headers: tuple[Header, ...] = ()
+    """Sent with every request."""
+    is_relayed: bool = False
+    """Answers of the engine carry the relay's incarnation stamp; answers without it are the relay's own."""
+
+    def send(self, path: str, request_id: str, body: bytes, sink: ResponseSink) -> Call:
+        """POST a JSON body."""
+        headers = (_JSON, (b"x-request-id", request_id.encode()), *self.headers)
+        return self.upstream.send("POST", self.prefix + path, headers, body, sink)
+
+    async def fetch(
+        self, method: str, path: str, body: bytes = b"", timeout_s: float = 5.0
+    ) -> Response:
+        """Make a control request.
+
+        Raises:
+            UpstreamError: when there is no whole answer in time.
+        """
+        headers = (_JSON, *self.headers) if body else self.headers
+        return await self.upstream.fetch(method, self.prefix + path, headers, body, timeout_s)
+
+
+def parse_url(url: str) -> tuple[Address, str]:
+    """Split an engine's URL into an address and a path prefix.
+
+    Raises:
+        UsageError: when it is neither `http://host:port` nor `unix:/path`.
+    """
+    if url.startswith("unix:"):
+        path = url[5:]
+        path = "/" + path.lstrip("/") if path.startswith("//") else path
+        if path:
+            return Address(path=path), ""
+    if url.startswith("http://"):
+        authority, _, prefix = url[7:].partition("/")
+        host, _, port = authority.rpartition(":")
+        if not host:
+            host, port = authority, "80"
+        if host and port.isdecimal() and 0 < int(port) < 65536 and "@" not in host:
+            prefix = "/" + prefix.strip("/") if prefix.strip("/") else ""
+            return Address(host=host.strip("[]"), port=int(port)), prefix.removesuffix("/v1")
+    raise UsageError(
+        f"engine URL {url!r} is not understood", "write http://HOST:PORT or unix:/path/to.sock"
+    )
+
+
+def limits(connect_timeout_s: float) -> UpstreamLimits:
+    """Bounds of a pool towards one engine or relay."""
+    return UpstreamLimits(max_connections=4096, connect_timeout_s=connect_timeout_s)
+
+
+class _Pieces:
+    """A sink that queues an answer's pieces."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[bytes | UpstreamError | None] = asyncio.Queue()
+        self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def on_head(self, status: int, headers: list[Header]) -> None:
+        del headers
+        if not self.status.done():
+            self.status.set_result(status)
+
+    def on_data(self, data: bytes) -> None:
+        self.queue.put_nowait(data)
+
+    def on_end(self) -> None:
+        self.queue.put_nowait(None)
+
+    def on_error(self, error: UpstreamError) -> None:
+        if not self.status.done():
+            self.status.set_exception(error)
+        else:
+            self.queue.put_nowait(error)
+
+
+@asynccontextmanager
+async def open_stream(
+    upstream: Upstream, target: str, silence_s: float, headers: Iterable[Header] = ()
+) -> AsyncIterator[AsyncGenerator[bytes, None]]:
+    """GET a long answer and give its pieces as they come; silence beyond `silence_s` is an error.
+
+    Raises:
+        UpstreamError: when it does not begin with 200, breaks, or falls silent.
+    """
+    pieces = _Pieces()
+    call = upstream.send("GET", target, headers, b"", pieces)
+    try:
+        status = await _within(pieces.status, silence_s, target)
+        if status != 200:
+            raise UpstreamError("status", f"{target}: status {status}", before_first_byte=False)
+        yield _iterate(pieces, silence_s, target)
+    finally:
+        call.cancel()
+        if pieces.status.done() and not pieces.status.cancelled():
+            pieces.status.exception()  # seen, also when nobody waited for it
+
+
+async def _iterate(pieces: _Pieces, silence_s: float, target: str) -> AsyncGenerator[bytes, None]:
+    while True:
+        piece = await _within(pieces.queue.get(), silence_s, target)
+        if piece is None:
+            return
+        if isinstance(piece, UpstreamError):
+            raise piece
+        yield piece
+
+
+async def _within(wait: Awaitable[T], silence_s: float, target: str) -> T:
+    try:
+        async with asyncio.timeout(silence_s):
+            return await wait
+    except TimeoutError as error:
+        text = f"{target}: nothing for {silence_s:g} s"
+        raise UpstreamError("timeout", text, before_first_byte=False) from error

@@ -1,0 +1,253 @@
+"""Prompts → token ids with the model's own tokenizer, as the engine counts them.
+
+Short prompts are tokenised at once (less than a hop to a thread costs), longer ones in a thread; texts seen before
+come from a cache. IO: files (once), threads.
+"""
+
+import asyncio
+import os
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from dynctl.errors import RouterError
+from dynctl.router.api.requests import CHAT, ApiRequest
+from dynctl.router.config import Settings
+from dynctl.router.template import ChatTemplate
+
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+CORPUS = (
+    "Hello, world!",
+    "  leading and trailing  ",
+    "line\nbreaks\r\nand\ttabs",
+    "Grüße, naïve café – “quotes”…",
+    "日本語のテキストと 한국어",
+    "👩‍👩‍👧 emoji and \u200b zero width",
+    "def f(x):\n    return x ** 2  # code",
+    "0123456789 3.14159 1e-9 0xFF",
+    "<|user|> <s> [INST] looks like a special token </s>",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+)
+"""Texts that tell tokenizers apart; a registration compares their ids with the engine's."""
+
+CHAT_CORPUS: tuple[tuple[dict[str, str], ...], ...] = (
+    ({"role": "user", "content": "Hello, world!"},),
+    (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is 2 + 2?\n"},
+        {"role": "assistant", "content": " 4."},
+        {"role": "user", "content": "And 3 + 3?"},
+    ),
+)
+
+
+class ModelTokenizer:
+    """A tokenizer directory: tokenizer.json, and the chat template where there is one."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._template = template
+
+    @property
+    def has_template(self) -> bool:
+        """Whether chat requests can be tokenised."""
+        return self._template is not None
+
+    def text_of(self, request: ApiRequest) -> str | None:
+        """The prompt's text; None where it cannot be known."""
+        if request.endpoint == CHAT:
+            return None if self._template is None else self._template.render(request.body)
+        if request.body.get("truncate_prompt_tokens") or request.body.get("prompt_embeds"):
+            return None
+        return request.prompt_text
+
+    def encode(self, text: str, *, has_special: bool) -> list[int]:
+        """Tokenise; `has_special` adds the tokens the model frames a plain prompt with."""
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=has_special)[
+            0
+        ].ids
+        return ids
+
+    def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int] | None:
+        """Tokenise a conversation, for the parity check."""
+        text = None if self._template is None else self._template.render({"messages": messages})
+        return None if text is None else self.encode(text, has_special=False)
+
+
+def load_tokenizer(directory: str) -> ModelTokenizer:
+    """Read a tokenizer directory.
+
+    Raises:
+        RouterError: when there is no readable tokenizer.json, or the template is malformed.
+    """
+    # One thread per call: parallelism over a batch of one only costs, and its pool does not survive forks.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    path = Path(directory) / "tokenizer.json"
+    if not path.is_file():
+        raise RouterError(
+            f"no tokenizer.json in {directory}", "give the model's directory, or none at all"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise RouterError(f"{path}: {error}") from error
+    config = _read_json(Path(directory) / "tokenizer_config.json")
+    special = {name: text for name in _SPECIAL if (text := _token_text(config.get(name)))}
+    source = _template_source(Path(directory), config)
+    return ModelTokenizer(tokenizer, ChatTemplate(source, special) if source else None)
+
+
+def _template_source(directory: Path, config: Mapping[str, Any]) -> str | None:
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    source = config.get("chat_template")
+    if isinstance(source, list):
+        named = {entry.get("name"): entry.get("template") for entry in source}
+        source = named.get("default")
+    return source if isinstance(source, str) else None
+
+
+def _token_text(token: object) -> str | None:
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = msgspec.json.decode(path.read_bytes())
+    except msgspec.MsgspecError as error:
+        raise RouterError(f"{path}: {error}") from error
+    return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """What is known of a prompt's tokens."""
+
+    ids: Sequence[int] | None
+    """None: routed by load only."""
+    num_chars: int
+    how: str
+    """`given`, `cache`, `inline`, `thread` or `none`."""
+
+
+class PromptTokens:
+    """Tokenises requests; `close` ends the threads."""
+
+    def __init__(self, tokenizer: ModelTokenizer | None, settings: Settings) -> None:
+        self._tokenizer = tokenizer
+        self._inline_chars = settings.inline_tokenize_chars
+        self._cache: OrderedDict[tuple[str, bool], array[int]] = OrderedDict()
+        self._cache_bytes = 0
+        self._max_cache_bytes = settings.token_cache_bytes
+        # One thread: its work holds no lock of the interpreter, and two cores serve engines too.
+        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
+
+    @property
+    def tokenizer(self) -> ModelTokenizer | None:
+        """The model's tokenizer, if there is one."""
+        return self._tokenizer
+
+    def submit(self, request: ApiRequest, deliver: Callable[[Tokenized], None]) -> None:
+        """Call `deliver` with the tokens: at once where they are known or cheap, else later on the loop."""
+        ids = request.prompt_ids
+        if ids is not None:
+            deliver(Tokenized(ids, len(ids) * 4, "given"))
+            return
+        tokenizer = self._tokenizer
+        num_chars = _num_chars(request)
+        if tokenizer is None or request.num_sequences > 1:
+            deliver(Tokenized(None, num_chars, "none"))
+        elif num_chars <= self._inline_chars:
+            deliver(self._finished(num_chars, self._work(tokenizer, request), "inline"))
+        else:
+            future = asyncio.get_running_loop().run_in_executor(
+                self._threads, self._work, tokenizer, request
+            )
+            future.add_done_callback(
+                lambda done: (
+                    None
+                    if done.cancelled()
+                    else deliver(self._finished(num_chars, done.result(), "thread"))
+                )
+            )
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _work(
+        self, tokenizer: ModelTokenizer, request: ApiRequest
+    ) -> tuple[str, bool, Sequence[int], bool] | None:
+        """Render and tokenise; runs on the loop or in the thread. The last field: whether it was in the cache."""
+        try:
+            text = tokenizer.text_of(request)
+            if text is None:
+                return None
+            has_special = bool(request.body.get("add_special_tokens", request.endpoint != CHAT))
+            found = self._cache.get((text, has_special))
+            if found is not None:
+                return text, has_special, found, True
+            return text, has_special, tokenizer.encode(text, has_special=has_special), False
+        except Exception:  # noqa: BLE001 - libraries and templates raise anything; the request is then routed by load
+            return None
+
+    def _finished(
+        self, num_chars: int, work: tuple[str, bool, Sequence[int], bool] | None, how: str
+    ) -> Tokenized:
+        """Put fresh work into the cache; on the loop only, so that the cache has one writer."""
+        if work is None:
+            return Tokenized(None, num_chars, "none")
+        text, has_special, ids, was_cached = work
+        key = (text, has_special)
+        if was_cached:
+            if key in self._cache:
+                self._cache.move_to_end(key)
+            return Tokenized(ids, num_chars, "cache")
+        if key not in self._cache:
+            packed = array("I", ids)
+            self._cache[key] = packed
+            self._cache_bytes += _entry_bytes(text, packed)
+            while self._cache_bytes > self._max_cache_bytes:
+                (old_text, _), old = self._cache.popitem(last=False)
+                self._cache_bytes -= _entry_bytes(old_text, old)
+        return Tokenized(ids, num_chars, how)
+
+
+def _entry_bytes(text: str, ids: "array[int]") -> int:
+    return len(text) + 4 * len(ids) + 300
+
+
+def _num_chars(request: ApiRequest) -> int:
+    """Length of the prompt's text, roughly: what decides where it is tokenised, and a guess of its tokens."""
+    if request.endpoint != CHAT:
+        prompt = request.body["prompt"]
+        return sum(map(len, prompt)) if isinstance(prompt, list) else len(prompt)
+    total = 0
+    for message in request.body["messages"]:
+        content = message.get("content")
+        if isinstance(content, str):
+            total += len(content)
+        elif isinstance(content, list):
+            total += sum(
+                len(text)
+                for part in content
+                if isinstance(part, dict) and isinstance(text := part.get("text"), str)
+            )
+    if request.body.get("tools"):
+        total += len(msgspec.json.encode(request.body["tools"]))
+    return total

@@ -1,0 +1,77 @@
+"""What an engine's whole answer, or the lack of one, means: fine, the request's own fault, or the engine's. Pure."""
+
+from collections.abc import Iterable
+
+from dynctl.http1.message import Header
+from dynctl.http1.upstream import UpstreamError
+from dynctl.router.api.answers import Failure, from_engine
+from dynctl.router.handoff import Fault
+
+_REFUSALS = frozenset((400, 404, 405, 413, 415, 422))
+"""The engine's verdict on the request itself; another engine would say the same. Source: row U12."""
+
+_BUSY = frozenset((429, 503))
+
+BLAMED = frozenset(("connect", "closed", "protocol", "timeout", "bad_answer", "error_500"))
+"""Faults that count against the engine."""
+
+REPEATABLE = frozenset(("connect", "closed", "stale"))
+"""Faults of the way there: where there is no other engine, the same one may be tried again."""
+
+
+def failed(status: int = 502) -> Failure:
+    """What a client hears about an engine that failed it."""
+    if status == 504:
+        return Failure(
+            504, "the engine did not answer in time", "engine_timeout", None, None, "engine_timeout"
+        )
+    return Failure(
+        502, "the engine failed before it answered", "engine_failure", None, None, "engine_failure"
+    )
+
+
+def judge(
+    status: int, headers: Iterable[Header], body: bytes, *, is_relayed: bool
+) -> Fault | Failure | None:
+    """Judge a status: None for 200, a Failure that goes to the client as it is, or a Fault of the engine."""
+    if status == 200:
+        return None
+    is_stamped = any(name == b"x-dynctl-incarnation" for name, _ in headers)
+    if is_relayed and (status == 409 or (status == 404 and not is_stamped)):
+        # The relay's own words: the engine is another one by now, or gone.
+        return Fault("stale", failed(), was_sent=False)
+    if status in _REFUSALS:
+        return from_engine(status, body)
+    if status in _BUSY:
+        failure = Failure(
+            503,
+            "the engines are busy",
+            "engine_busy",
+            None,
+            retry_after_s(headers),
+            "engine_failure",
+        )
+        return Fault("busy", failure)
+    if status >= 500:
+        return Fault("error_500", failed())
+    return Fault("bad_answer", failed())
+
+
+def retry_after_s(headers: Iterable[Header]) -> int:
+    """How long an engine asks to be left alone: its Retry-After in seconds, 1 without one."""
+    for name, value in headers:
+        if name == b"retry-after" and value.isdigit() and len(value) < 6:
+            return max(1, int(value))
+    return 1
+
+
+def from_upstream(error: UpstreamError) -> Fault:
+    """Turn a transport's failure into a fault."""
+    if error.kind == "timeout":
+        return Fault("timeout", failed(504))
+    return Fault(error.kind, failed(), was_sent=error.kind != "connect")
+
+
+def broken(why: str) -> Failure:
+    """What the client of a stream reads in its last event."""
+    return Failure(502, f"the stream broke: {why}", "stream_broken", None, None, "stream_broken")
