@@ -152,17 +152,22 @@ def _slot_sheet(
     Raises:
         PlanError: when the model does not fit a slot.
     """
-    host = min(hosts, key=lambda h: h.memory_bytes / max(1, h.cpu_slots))
-    found = cpu_sheet(model, host.memory_bytes // max(1, host.cpu_slots), kv_space_bytes(wish))
+    found = cpu_room(wish, model, hosts)
     if found.kv_capacity_tokens < needed_tokens(wish):
         needs = found.reserve_bytes + found.weight_bytes + found.activation_bytes
         needs += needed_tokens(wish) * model.kv_bytes_per_token
         raise PlanError(
-            f"{where}: {model.name} needs {format_bytes(needs)} per engine, a slot of {host.name} has "
-            f"{format_bytes(found.total_bytes)}",
+            f"{where}: {model.name} needs {format_bytes(needs)} per engine, the smallest slot has "
+            f"{format_bytes(found.total_bytes)} and {format_bytes(max(0, found.kv_bytes))} of it for KV",
             "lower cpu_slots, raise VLLM_CPU_KVCACHE_SPACE, or shorten limits.max_model_len_tokens",
         )
     return found
+
+
+def cpu_room(wish: DeploymentWish, model: Model, hosts: Sequence[Host]) -> MemorySheet:
+    """The sheet of the smallest slot of some hosts."""
+    slots = [host.memory_bytes // max(1, host.cpu_slots) for host in hosts]
+    return cpu_sheet(model, min(slots), kv_space_bytes(wish))
 
 
 def _external(wish: DeploymentWish, allocation: Allocation) -> list[Pool]:

@@ -296,6 +296,16 @@ def _refuse_goals(wish: DeploymentWish, options: Sequence[Option]) -> PlanError:
     reach = {option: layout_of(wish, Choice(option, 1, 0), ETHERNET_BYTES_S) for option in options}
     rates = {o: max_rate_rps(layout, work, slo) for o, layout in reach.items()}
     able = {o: rate for o, rate in rates.items() if rate > 0}
+    apart = {o: _best_split_rps(wish, o) for o in options}
+    best_apart = max(apart, key=lambda o: apart[o])
+    if apart[best_apart] > max((r * len(o.groups) for o, r in able.items()), default=0.0):
+        count = len(best_apart.groups)
+        return PlanError(
+            f"deployment {wish.name}: {work.rate_rps:g} req/s is more than the free GPUs serve within the goals: "
+            f"at most {apart[best_apart]:.3g} req/s with {count} × {best_apart.name}, prefill and decode apart",
+            f"about {math.ceil(work.rate_rps / apart[best_apart] * count) * best_apart.tp} such GPUs would do, "
+            "or lower workload.rate_rps, or loosen slo",
+        )
     if able:
         best = max(able, key=lambda o: able[o] * len(o.groups))
         total = able[best] * len(best.groups)
@@ -317,6 +327,21 @@ def _refuse_goals(wish: DeploymentWish, options: Sequence[Option]) -> PlanError:
     return PlanError(
         f"deployment {wish.name}: slo.itl_ms {slo.itl_ms or 0:g} is infeasible: the best reachable ITL is {itl:.3g} ms",
         "loosen slo.itl_ms, or use GPUs with more memory bandwidth",
+    )
+
+
+def _best_split_rps(wish: DeploymentWish, option: Option) -> float:
+    """The highest rate any division of all groups into prefill and decode serves within the goals."""
+    count = min(len(option.groups), 32)
+    speed = transfer_bytes_s(option.groups[:count])
+    return max(
+        (
+            max_rate_rps(
+                layout_of(wish, Choice(option, p, count - p), speed), wish.workload, wish.slo
+            )
+            for p in range(1, count)
+        ),
+        default=0.0,
     )
 
 

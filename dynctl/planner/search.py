@@ -213,8 +213,8 @@ def _explicit_pool(
     if got < pool.replicas:
         largest = max((len(h.gpus) for h in allowed), default=0)
         raise PlanError(
-            f"{where} asks for {pool.replicas} × {size} GPUs; free GPUs give only {got} such groups inside one host "
-            f"each ({allocation.num_free(allowed)} GPUs still free, the largest host has {largest})",
+            f"{where} asks for {pool.replicas} × {size} GPUs; the free ones give {got} such groups, each inside one host "
+            f"(the largest has {largest} GPUs)",
             f"ask for {got} replicas"
             if got
             else "lower tp: engines over several hosts cannot be started yet",
