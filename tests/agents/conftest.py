@@ -124,8 +124,7 @@ class AgentProcess:
         self.root_path = root_path
         self._log = (root_path / "agent.err").open("ab")
         env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
-        if "PYTHONPATH" in os.environ:
-            env["PYTHONPATH"] = os.environ["PYTHONPATH"]
+        env |= {n: v for n, v in os.environ.items() if n in ("PYTHONPATH", "NOTIFY_SOCKET")}
         argv = [sys.executable, "-sP", "-m", "dynctl.agents", "--root", str(root_path)]
         self.process = subprocess.Popen(argv, stderr=self._log, env=env, start_new_session=True)
         deadline_s = time.monotonic() + 20
@@ -160,8 +159,8 @@ def agent(root_path):
     """Starts agents; ends those still running, then what they supervised."""
     started: list[AgentProcess] = []
 
-    def start() -> AgentProcess:
-        one = AgentProcess(root_path)
+    def start(root: Path = root_path) -> AgentProcess:
+        one = AgentProcess(root)
         started.append(one)
         return one
 

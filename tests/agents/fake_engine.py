@@ -1,4 +1,4 @@
-"""A tiny OpenAI-shaped server on a Unix socket, standard library only: an engine program for agent tests.
+"""A tiny OpenAI-shaped server on a Unix socket or loopback port, standard library only: an engine program for agent tests.
 
 Behaviour by flags; it accepts and ignores whatever else a real engine's argv holds.
 """
@@ -70,9 +70,16 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         return request, ("unix", 0)
 
 
+class TcpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--uds", required=True)
+    parser.add_argument("--uds")
+    parser.add_argument("--listen", type=int, default=0)
+    parser.add_argument("--port-file")
     parser.add_argument("--served-model-name", "--model", dest="model", default="m")
     parser.add_argument("--serves", default="")
     parser.add_argument("--version", default="1.0")
@@ -99,7 +106,13 @@ def main():
         code = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
         subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     time.sleep(options.sleep_first)
-    with Server(options.uds, Handler) as server:
+    with (
+        Server(options.uds, Handler)
+        if options.uds
+        else TcpServer(("127.0.0.1", options.listen), Handler) as server
+    ):
+        if options.port_file:
+            Path(options.port_file).write_text(str(server.server_address[1]))
         if options.flood:
             line = b"x" * 1000 + b"\n"
             end = time.time() + options.flood

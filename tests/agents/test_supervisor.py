@@ -18,6 +18,7 @@ from dynctl.core.deployment import EngineState as S
 from dynctl.core.plan import PlannedGpu
 from dynctl.errors import DynctlError
 
+
 def lives(pid: int) -> bool:
     """A zombie does not: who reaps it depends on PID 1 here, and on the agent being a subreaper there."""
     try:

@@ -1,0 +1,122 @@
+"""A server that runs already: adopted, watched, left alone."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dynctl.agents.protocol import EngineWish
+from dynctl.core.deployment import EngineState as S
+
+FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A fake OpenAI server on a loopback port, not started by any agent."""
+    running = []
+
+    def start(port: int = 0) -> tuple[int, subprocess.Popen]:
+        out = tmp_path / f"port{len(running)}"
+        argv = [
+            sys.executable,
+            "-S",
+            str(FAKE_ENGINE),
+            "--listen",
+            str(port),
+            "--port-file",
+            str(out),
+        ]
+        process = subprocess.Popen(argv)
+        running.append(process)
+        deadline_s = time.monotonic() + 10
+        while not out.exists() or not out.read_text():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        return int(out.read_text()), process
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def wish(port):
+    return EngineWish(
+        "ext-0", "chat", "aggregated", "external", "m", url=f"http://127.0.0.1:{port}"
+    )
+
+
+def test_adopted_server_is_ready_and_survives_shutdown(supervised, tools, server):
+    port, process = server()
+
+    async def body(supervisor):
+        await supervisor.apply(tools.host_slice(wish(port)))
+        await tools.until(supervisor, lambda: tools.state(supervisor, "ext-0") is S.READY)
+        (entry,) = supervisor.relay_table
+        assert (entry.socket, entry.url) == ("", f"http://127.0.0.1:{port}")
+        assert entry.info.block_size_tokens == 16
+        assert supervisor.status.units[0].pid is None
+        assert await supervisor.shutdown(now=False) == []
+
+    supervised(body)
+    assert process.poll() is None
+
+
+def test_server_that_goes_away_is_waited_for_and_comes_back_as_a_new_incarnation(
+    supervised, tools, server
+):
+    port, process = server()
+
+    async def body(supervisor):
+        await supervisor.apply(tools.host_slice(wish(port)))
+        await tools.until(supervisor, lambda: tools.state(supervisor, "ext-0") is S.READY)
+        first = supervisor.units["ext-0"].run.incarnation
+
+        os.kill(process.pid, signal.SIGKILL)
+        await tools.until(supervisor, lambda: tools.state(supervisor, "ext-0") is S.BACKOFF)
+        assert "no longer answers" in supervisor.status.units[0].last_error
+        server(port)
+        await tools.until(supervisor, lambda: tools.state(supervisor, "ext-0") is S.READY)
+        assert supervisor.units["ext-0"].run.incarnation != first
+        await supervisor.shutdown(now=True)
+
+    supervised(body)
+
+
+def test_next_supervisor_takes_it_over_under_the_same_incarnation(supervised, tools, server):
+    port, _ = server()
+    seen = []
+
+    async def first(supervisor):
+        await supervisor.apply(tools.host_slice(wish(port)))
+        await tools.until(supervisor, lambda: tools.state(supervisor, "ext-0") is S.READY)
+        seen.append(supervisor.units["ext-0"].run)
+
+    async def second(supervisor):
+        assert supervisor.units["ext-0"].run == seen[0]
+        assert tools.state(supervisor, "ext-0") is S.READY
+        await supervisor.shutdown(now=True)
+
+    supervised(first)
+    supervised(second)
+
+
+def test_wrong_model_is_final(supervised, tools, server):
+    port, _ = server()
+
+    async def body(supervisor):
+        other = EngineWish(
+            "ext-0", "chat", "aggregated", "external", "gpt", url=f"http://127.0.0.1:{port}"
+        )
+        await supervisor.apply(tools.host_slice(other))
+        await tools.until(supervisor, lambda: tools.state(supervisor, "ext-0") is S.FAILED)
+        assert "no such model" in supervisor.status.units[0].last_error
+        await asyncio.sleep(0)
+
+    supervised(body)
