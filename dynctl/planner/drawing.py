@@ -1,0 +1,71 @@
+"""A planned deployment as table rows for a terminal. Pure."""
+
+from dynctl.core.plan import Figure, Parallelism, PlannedDeployment
+from dynctl.core.units import format_bytes, format_count, format_seconds
+
+
+def replica_rows(planned: PlannedDeployment) -> list[list[str]]:
+    """One row per engine: id, role, host, parallelism, GPU indexes, side channel."""
+    return [
+        [
+            replica.id,
+            pool.role.value,
+            replica.host_name,
+            parallelism_text(pool.parallelism),
+            ",".join(str(gpu.index) for gpu in replica.gpus) or "–",
+            str(replica.side_channel_port or "–"),
+        ]
+        for pool in planned.pools
+        for replica in pool.replicas
+    ]
+
+
+def parallelism_text(parallelism: Parallelism) -> str:
+    """`tp4` or `tp4 pp2`; sizes of one are left out."""
+    sizes = (("tp", parallelism.tp), ("pp", parallelism.pp), ("dp", parallelism.dp), ("ep", parallelism.ep))  # fmt: skip
+    return " ".join(f"{name}{size}" for name, size in sizes if size > 1) or "tp1"
+
+
+def memory_rows(planned: PlannedDeployment) -> list[list[str]]:
+    """One row per pool with a memory sheet."""
+    return [
+        [
+            pool.role.value,
+            *(
+                format_bytes(value)
+                for value in (
+                    pool.memory.total_bytes,
+                    pool.memory.reserve_bytes,
+                    pool.memory.weight_bytes,
+                    pool.memory.activation_bytes,
+                    pool.memory.kv_bytes,
+                )
+            ),
+            format_count(pool.memory.kv_capacity_tokens),
+        ]
+        for pool in planned.pools
+        if pool.memory is not None
+    ]
+
+
+def estimate_rows(planned: PlannedDeployment) -> list[list[str]]:
+    """TTFT, ITL and throughput with their bands."""
+    if planned.estimate is None:
+        return []
+    found = planned.estimate
+    return [
+        ["TTFT", *_milliseconds(found.ttft_ms)],
+        ["ITL", *_milliseconds(found.itl_ms)],
+        ["tok/s at most", *_counts(found.out_tokens_s)],
+    ]
+
+
+def _milliseconds(figure: Figure) -> list[str]:
+    return [
+        *(format_seconds(v / 1e3) for v in (figure.low, figure.expected, figure.high)),
+        figure.source,
+    ]
+
+
+def _counts(figure: Figure) -> list[str]:
+    return [*(format_count(v) for v in (figure.low, figure.expected, figure.high)), figure.source]
