@@ -58,13 +58,18 @@ class EventPublisher:
             self._loop.add_reader(self._router.fileno(), self._on_readable)
             self._on_readable()
 
-    def publish(self, batch: EventBatch) -> int:
-        """Send a batch to all subscribers and keep it for replay; returns its sequence number."""
+    def publish(self, batch: EventBatch, *, is_live: bool = True) -> int:
+        """Send a batch to all subscribers and keep it for replay; returns its sequence number.
+
+        `is_live` False only keeps it: a batch lost on the way, as tests want it.
+        """
         seq, payload = self._next_seq, encode(batch)
         self._next_seq += 1
         self._buffer.append((seq, payload))
-        # A subscriber that is too slow loses batches here, as it does with vLLM, and asks for a replay.
-        self._pub.send_multipart([self._topic, seq.to_bytes(8, "big"), payload], zmq.NOBLOCK)
+        if is_live:
+            # A subscriber that is too slow loses batches here, as it does with vLLM, and asks for a replay.
+            frames = [self._topic, seq.to_bytes(8, "big"), payload]
+            self._pub.send_multipart(frames, zmq.NOBLOCK)
         return seq
 
     def close(self) -> None:

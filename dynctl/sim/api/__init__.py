@@ -1,0 +1,1 @@
+"""The simulated engine's HTTP surface: vLLM's routes, bodies and errors."""

@@ -1,0 +1,151 @@
+"""How one simulated engine is to be: its options, their defaults, and the flags of `python -m dynctl.sim`.
+
+`dynctl sim engine` offers the same flags. Not here: doing anything. Pure.
+"""
+
+import argparse
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from dynctl.errors import UsageError
+from dynctl.sim.faults import parse_fault
+from dynctl.sim.text import MODEL_DIR
+
+ROLES = ("both", "prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class SimOptions:
+    """Everything about one engine. Field names are the flags' names."""
+
+    model: str = "sim"
+    """Name served under /v1/models."""
+    uds: str | None = None
+    listen: str | None = None
+    tokenizer: str = str(MODEL_DIR)
+    """Model directory with tokenizer.json and tokenizer_config.json."""
+    role: str = "both"
+    """For people and logs; with a side channel an engine can always do both, as with vLLM's kv_both."""
+    seed: int = 0
+    """Of the hash chain: engines of one deployment share it."""
+    eos_every: int = 0
+    """End-of-sequence about once in so many tokens; 0: never."""
+    block_size: int = 16
+    num_blocks: int = 4096
+    max_model_len: int = 8192
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    prefill_us_per_token: float = 100.0
+    prefill_base_ms: float = 2.0
+    decode_ms: float = 10.0
+    decode_us_per_seq: float = 50.0
+    kv_events: str | None = None
+    kv_replay: str | None = None
+    topic: str = ""
+    side_channel: str | None = None
+    """H:P that decode engines pull from; without it there is no KV hand-off."""
+    kv_transfer_mbytes_s: float = 10_000.0
+    kv_bytes_per_token: int = 131_072
+    """Source: an 8B model with grouped-query attention in bfloat16: 2 x 32 layers x 8 heads x 128 x 2 bytes."""
+    shutdown_timeout: float = 0.0
+    """Seconds requests under way may still take after SIGTERM; 0 cuts them at once, as vLLM does."""
+    control: str | None = None
+    """Unix socket for faults on demand."""
+    fault: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Refuse what makes no sense together.
+
+        Raises:
+            UsageError: naming the flag.
+        """
+        if (self.uds is None) == (self.listen is None):
+            raise UsageError("give one of --uds and --listen")
+        for flag, value in (("--listen", self.listen), ("--side-channel", self.side_channel)):
+            if value is not None:
+                split_address(flag, value)
+        if self.role not in ROLES:
+            raise UsageError(f"--role {self.role}", f"one of: {', '.join(ROLES)}")
+        if self.role != "both" and self.side_channel is None:
+            raise UsageError(
+                f"--role {self.role} needs --side-channel",
+                "prefill and decode hand KV over through it",
+            )
+        if self.kv_replay is not None and self.kv_events is None:
+            raise UsageError("--kv-replay needs --kv-events")
+        if (self.num_blocks - 1) * self.block_size < self.max_model_len:
+            raise UsageError(
+                f"{self.num_blocks} blocks of {self.block_size} tokens hold less than one request of {self.max_model_len}",
+                "raise --num-blocks or lower --max-model-len",
+            )
+        self._check_numbers()
+        for spec in self.fault:
+            parse_fault(spec)
+
+    def _check_numbers(self) -> None:
+        at_least = {
+            1: (
+                "block_size",
+                "num_blocks",
+                "max_model_len",
+                "max_num_seqs",
+                "max_num_batched_tokens",
+            ),
+            0: (
+                "eos_every",
+                "prefill_us_per_token",
+                "prefill_base_ms",
+                "decode_ms",
+                "decode_us_per_seq",
+                "kv_bytes_per_token",
+                "shutdown_timeout",
+            ),
+        }
+        for least, names in at_least.items():
+            for name in names:
+                if not getattr(self, name) >= least:
+                    raise UsageError(f"--{name.replace('_', '-')} must be at least {least}")
+        if not self.kv_transfer_mbytes_s > 0:
+            raise UsageError("--kv-transfer-mbytes-s must be above 0")
+
+
+def split_address(flag: str, value: str) -> tuple[str, int]:
+    """Read H:P; IPv6 in brackets.
+
+    Raises:
+        UsageError: when it is no address.
+    """
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{flag} {value}: write it as HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def parse_args(argv: list[str]) -> SimOptions:
+    """Read the flags of `python -m dynctl.sim`.
+
+    Raises:
+        UsageError: when they make no sense together; argparse exits by itself on unknown flags.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m dynctl.sim", description="One simulated engine."
+    )
+    for option in fields(SimOptions):
+        flag = "--" + option.name.replace("_", "-")
+        default = option.default
+        if option.name == "fault":
+            parser.add_argument(flag, action="append", default=[], metavar="SPEC")
+        elif isinstance(default, bool | int | float) and default is not None:
+            parser.add_argument(flag, type=type(default), default=default)
+        else:
+            parser.add_argument(flag, default=default)
+    values = vars(parser.parse_args(argv))
+    values["fault"] = tuple(values["fault"])
+    options = SimOptions(**values)
+    options.check()
+    return options
+
+
+def model_dir(options: SimOptions) -> Path:
+    """Return the directory that holds the tokenizer."""
+    return Path(options.tokenizer).expanduser()
