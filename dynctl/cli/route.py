@@ -20,63 +20,71 @@ _ENGINE_KEYS = {
 }
 
 
+EngineOption = Annotated[
+    list[str],
+    typer.Option(
+        "--engine",
+        metavar="URL[,KEY=VALUE…]",
+        help="A running engine: http://HOST:PORT or unix:/PATH, then role=prefill|decode|aggregated, "
+        "kv-events=ZMQ, kv-replay=ZMQ, topic=TEXT, id=NAME. Repeat for each engine.",
+    ),
+]
+ListenOption = Annotated[
+    str, typer.Option("--listen", metavar="HOST:PORT", help="Where clients connect.")
+]
+PolicyOption = Annotated[
+    str, typer.Option("--policy", help="kv, prefix, least_loaded, round_robin or random.")
+]
+TokenizerOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        help="Directory with the model's tokenizer.json; without it text is routed by load only.",
+    ),
+]
+ModelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model", help="Name clients ask for, instead of the names the engines serve; repeatable."
+    ),
+]
+KeysOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--api-keys", help="File with one NAME=KEY a line; clients must send one of the keys."
+    ),
+]
+CertOption = Annotated[
+    Path | None, typer.Option("--tls-cert", help="Certificate chain for clients (PEM).")
+]
+KeyOption = Annotated[Path | None, typer.Option("--tls-key", help="Its key (PEM).")]
+InsecureOption = Annotated[
+    bool,
+    typer.Option("--insecure-listen", help="Listen beyond loopback without API keys and TLS."),
+]
+SettingOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=NUMBER", help="A router setting; repeatable."),
+]
+AdminOption = Annotated[
+    Path | None,
+    typer.Option("--admin-socket", help="Unix socket for /health, /metrics and /decisions."),
+]
+
+
 def command(
     *,
-    engine: Annotated[
-        list[str],
-        typer.Option(
-            "--engine",
-            metavar="URL[,KEY=VALUE…]",
-            help="A running engine: http://HOST:PORT or unix:/PATH, then role=prefill|decode|aggregated, "
-            "kv-events=ZMQ, kv-replay=ZMQ, topic=TEXT, id=NAME. Repeat for each engine.",
-        ),
-    ],
-    listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="Where clients connect.")
-    ] = "127.0.0.1:8000",
-    policy: Annotated[
-        str,
-        typer.Option("--policy", help="kv, prefix, least_loaded, round_robin or random."),
-    ] = "kv",
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            "--tokenizer",
-            help="Directory with the model's tokenizer.json; without it text is routed by load only.",
-        ),
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            help="Name clients ask for, instead of the names the engines serve; repeatable.",
-        ),
-    ] = None,
-    api_keys: Annotated[
-        Path | None,
-        typer.Option(
-            "--api-keys", help="File with one NAME=KEY a line; clients must send one of the keys."
-        ),
-    ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option("--tls-cert", help="Certificate chain for clients (PEM).")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its key (PEM).")] = None,
-    insecure_listen: Annotated[
-        bool,
-        typer.Option(
-            "--insecure-listen",
-            help="Listen beyond loopback without API keys and TLS.",
-        ),
-    ] = False,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=NUMBER", help="A router setting; repeatable."),
-    ] = None,
-    admin_socket: Annotated[
-        Path | None,
-        typer.Option("--admin-socket", help="Unix socket for /health, /metrics and /decisions."),
-    ] = None,
+    engine: EngineOption,
+    listen: ListenOption = "127.0.0.1:8000",
+    policy: PolicyOption = "kv",
+    tokenizer: TokenizerOption = None,
+    model: ModelOption = None,
+    api_keys: KeysOption = None,
+    tls_cert: CertOption = None,
+    tls_key: KeyOption = None,
+    insecure_listen: InsecureOption = False,
+    setting: SettingOption = None,
+    admin_socket: AdminOption = None,
 ) -> None:
     """Run a KV-aware router alone, in front of engines that already run.
 

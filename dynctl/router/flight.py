@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from dynctl.core.text import clean
-from dynctl.http1.message import Header
 from dynctl.http1.server import Exchange
 from dynctl.http1.upstream import Call, UpstreamError
+from dynctl.router import verdicts
 from dynctl.router.admission import backoff_s
 from dynctl.router.api.answers import Failure
 from dynctl.router.api.requests import CHAT, ApiRequest
@@ -43,15 +43,6 @@ from dynctl.router.prompt import Prompt
 from dynctl.router.reply import Reply
 from dynctl.router.tokens import Tokenized
 from dynctl.router.transfer import transfer_fault
-from dynctl.router.verdicts import (
-    BLAMED,
-    REPEATABLE,
-    broken,
-    failed,
-    from_upstream,
-    judge,
-    retry_after_s,
-)
 
 log = logging.getLogger("dynctl.router")
 
@@ -121,7 +112,7 @@ class Flight:
 
     def begin(self) -> None:
         """Start on the way."""
-        self._exchange.on_gone = self._on_gone
+        self._exchange.on_gone = lambda: self._do(self._handoff.gone())
         self._exchange.on_pause = self._on_pause
         self._exchange.on_resume = self._on_resume
         self._desk.enter(self)
@@ -149,14 +140,9 @@ class Flight:
         if leg is None or (self._call is not None and self._call.is_paused):
             return
         self._cancel_call()
-        is_open = phase is Phase.STREAMING
-        failure = broken("the engine fell silent") if is_open else failed(504)
-        self._faulted(leg, Fault("timeout", failure))
+        self._faulted(leg, verdicts.late(is_open=phase is Phase.STREAMING))
 
     # The client's connection tells…
-
-    def _on_gone(self) -> None:
-        self._do(self._handoff.gone())
 
     def _on_pause(self) -> None:
         if self._call is not None:
@@ -183,30 +169,24 @@ class Flight:
 
     # The engine tells (through `legs`)…
 
-    def on_whole(
-        self, leg: Leg, status: int, headers: Iterable[Header], body: bytes, *, is_relayed: bool
-    ) -> None:
-        """Take a leg's whole answer."""
-        if self.is_over:
-            return
-        verdict = judge(status, headers, body, is_relayed=is_relayed)
-        if isinstance(verdict, Failure):
-            self._do(self._handoff.refused(leg, verdict))
-        elif isinstance(verdict, Fault):
-            if verdict.reason == "busy":
-                worker = self._ledger.bookings[leg].worker
-                worker.saturated(self._desk.loop.time(), retry_after_s(headers))
-            self._faulted(leg, verdict)
-        else:
-            self._on_answer(leg, body)
+    def on_refused(self, leg: Leg, failure: Failure) -> None:
+        """Take an engine's verdict that the request itself is wrong."""
+        if not self.is_over:
+            self._do(self._handoff.refused(leg, failure))
 
     def on_failed(self, leg: Leg, error: UpstreamError) -> None:
-        """Take the news that a leg's connection failed."""
+        """Take the news that a leg's connection is lost."""
+        self.on_fault(
+            leg, verdicts.from_upstream(error, is_open=self._handoff.phase is Phase.STREAMING)
+        )
+
+    def on_fault(self, leg: Leg, fault: Fault) -> None:
+        """Take the news that an attempt failed."""
         if self.is_over:
             return
-        fault = from_upstream(error)
-        if self._handoff.phase is Phase.STREAMING:
-            fault = Fault(fault.reason, broken("the engine's connection was lost"))
+        if fault.reason == "busy":
+            pause_s = fault.failure.retry_after_s or 1
+            self._ledger.bookings[leg].worker.saturated(self._desk.loop.time(), pause_s)
         self._faulted(leg, fault)
 
     def on_events(self, out: bytes, num_tokens: int) -> None:
@@ -233,13 +213,15 @@ class Flight:
         if self.is_over:
             return
         self._cancel_call()
-        is_open = self._handoff.phase is Phase.STREAMING
-        self._faulted(leg, Fault("bad_answer", broken(why) if is_open else failed()))
+        self._faulted(leg, verdicts.bad_answer(why, is_open=self._handoff.phase is Phase.STREAMING))
 
-    def _on_answer(self, leg: Leg, body: bytes) -> None:
+    def on_answer(self, leg: Leg, body: bytes) -> None:
+        """Take a leg's whole 200."""
+        if self.is_over:
+            return
         answer = read_answer(body)
         if answer.fault:
-            self._faulted(leg, Fault("bad_answer", failed()))
+            self._faulted(leg, verdicts.bad_answer(answer.fault, is_open=False))
             return
         self._ledger.answered(leg, answer.usage)
         if leg is Leg.MAIN:
@@ -253,13 +235,11 @@ class Flight:
         now_s, settings = self._desk.loop.time(), self._desk.settings
         worker = self._ledger.bookings[Leg.PREFILL].worker
         num_tokens = self._prompt.num_tokens if self._prompt.is_known else None
-        if usage is not None and usage.prompt_tokens:
-            num_tokens = usage.prompt_tokens
-        wrong = transfer_fault(transfer, worker, num_tokens)
+        wrong = transfer_fault(transfer, worker, usage.prompt_tokens if usage else num_tokens)
         if wrong:
             self._desk.metrics.handoffs.add("rejected")
             log.warning("engine %s: transfer parameters refused: %s", clean(worker.id), wrong)
-            self._faulted(Leg.PREFILL, Fault("bad_transfer", failed()))
+            self._faulted(Leg.PREFILL, Fault("bad_transfer", verdicts.failed()))
             return
         self._ledger.first_token(Leg.PREFILL, now_s)
         self._transfer_until_s = now_s + settings.kv_lease_s - settings.kv_lease_margin_s
@@ -270,15 +250,8 @@ class Flight:
         worker = self._ledger.bookings[leg].worker
         self._ledger.faulted(leg, fault.reason)
         self._excluded.add(worker.key)
-        self._may_repeat = fault.reason in REPEATABLE
-        # A pooled connection that the engine had just closed says nothing about the engine.
-        was_idle_closed = (
-            fault.reason == "closed"
-            and call is not None
-            and call.was_reused
-            and not call.has_received
-        )
-        if fault.reason in BLAMED and not was_idle_closed:
+        self._may_repeat = fault.reason in verdicts.REPEATABLE
+        if verdicts.blames_engine(fault, call):
             worker.failed(desk.loop.time())
         may_retry = self._has_retried or desk.budget.allows(len(desk.flights))
         if fault.reason == "error_500":
@@ -326,7 +299,15 @@ class Flight:
             self._do(handoff.transfer_lapsed())
             return
         started_s = time.perf_counter()
-        order = self._order(wants_prefill=action.wants_prefill)
+        order = Order(
+            self.request_id,
+            self._prompt,
+            self.model,
+            self.request.max_tokens,
+            self._local_reason(wants_prefill=action.wants_prefill),
+            frozenset(self._excluded),
+            self._may_repeat,
+        )
         result: Placed | Unplaced
         if not action.wants_main:
             result = desk.placement.place_prefill(order, now_s)
@@ -343,19 +324,10 @@ class Flight:
             desk.metrics.queue.observe(now_s - self._ledger.arrived_s)
         self._do(handoff.placed(has_prefill=result.prefill is not None))
 
-    def _order(self, *, wants_prefill: bool) -> Order:
-        reason = "" if wants_prefill else "prefill_failed"
+    def _local_reason(self, *, wants_prefill: bool) -> str:
         if self.request.num_sequences > 1:
-            reason = "many_sequences"
-        return Order(
-            self.request_id,
-            self._prompt,
-            self.model,
-            self.request.max_tokens,
-            reason,
-            frozenset(self._excluded),
-            self._may_repeat,
-        )
+            return "many_sequences"
+        return "" if wants_prefill else "prefill_failed"
 
     def _send(self, leg: Leg, transfer: dict[str, Any] | None) -> None:
         desk, ledger = self._desk, self._ledger
@@ -367,7 +339,7 @@ class Flight:
             ledger.needs_prefill = False
         route = desk.fleet.routes.get(worker.id)
         if route is None or desk.workers.get(worker.id) is not worker:
-            self._faulted(leg, Fault("stale", failed(), was_sent=False))
+            self._faulted(leg, Fault("stale", verdicts.failed(), was_sent=False))
             return
         body = (
             self.request.main_body(worker.info.model, transfer)

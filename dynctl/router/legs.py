@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from dynctl.http1.message import Header
 from dynctl.http1.upstream import UpstreamError
 from dynctl.router.api.streams import StreamFollower
-from dynctl.router.handoff import Leg
+from dynctl.router.handoff import Fault, Leg
+from dynctl.router.verdicts import judge
 
 if TYPE_CHECKING:
     from dynctl.router.flight import Flight
@@ -67,15 +68,22 @@ class LegSink:
         follower = self._follower
         if follower is None:
             body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-            self._flight.on_whole(
-                self._leg, self._status, self._headers, body, is_relayed=self._is_relayed
-            )
+            self._judge(body)
         elif why := follower.ended():
             self._flight.on_broken(why, self._leg)
 
     def on_error(self, error: UpstreamError) -> None:
         """The connection failed."""
         self._flight.on_failed(self._leg, error)
+
+    def _judge(self, body: bytes) -> None:
+        verdict = judge(self._status, self._headers, body, is_relayed=self._is_relayed)
+        if verdict is None:
+            self._flight.on_answer(self._leg, body)
+        elif isinstance(verdict, Fault):
+            self._flight.on_fault(self._leg, verdict)
+        else:
+            self._flight.on_refused(self._leg, verdict)
 
     def _follow(self, follower: StreamFollower, data: bytes) -> None:
         out = follower.feed(data)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from dynctl.http1.message import Header
-from dynctl.http1.upstream import UpstreamError
+from dynctl.http1.upstream import Call, UpstreamError
 from dynctl.router.api.answers import Failure, from_engine
 from dynctl.router.handoff import Fault
 
@@ -17,6 +17,13 @@ BLAMED = frozenset(("connect", "closed", "protocol", "timeout", "bad_answer", "e
 
 REPEATABLE = frozenset(("connect", "closed", "stale"))
 """Faults of the way there: where there is no other engine, the same one may be tried again."""
+
+
+def blames_engine(fault: Fault, call: Call | None) -> bool:
+    """Whether a fault counts against the engine; a pooled connection it had just closed says nothing about it."""
+    if fault.reason == "closed" and call is not None and call.was_reused and not call.has_received:
+        return False
+    return fault.reason in BLAMED
 
 
 def failed(status: int = 502) -> Failure:
@@ -65,13 +72,24 @@ def retry_after_s(headers: Iterable[Header]) -> int:
     return 1
 
 
-def from_upstream(error: UpstreamError) -> Fault:
-    """Turn a transport's failure into a fault."""
+def from_upstream(error: UpstreamError, *, is_open: bool) -> Fault:
+    """Turn a transport's failure into a fault; `is_open`: the client has part of a stream already."""
     if error.kind == "timeout":
-        return Fault("timeout", failed(504))
-    return Fault(error.kind, failed(), was_sent=error.kind != "connect")
+        return late(is_open=is_open)
+    failure = _broken("the engine's connection was lost") if is_open else failed()
+    return Fault(error.kind, failure, was_sent=error.kind != "connect")
 
 
-def broken(why: str) -> Failure:
+def late(*, is_open: bool) -> Fault:
+    """The engine let a deadline pass."""
+    return Fault("timeout", _broken("the engine fell silent") if is_open else failed(504))
+
+
+def bad_answer(why: str, *, is_open: bool) -> Fault:
+    """The engine said something that is not to be believed."""
+    return Fault("bad_answer", _broken(why) if is_open else failed())
+
+
+def _broken(why: str) -> Failure:
     """What the client of a stream reads in its last event."""
     return Failure(502, f"the stream broke: {why}", "stream_broken", None, None, "stream_broken")

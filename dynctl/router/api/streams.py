@@ -57,20 +57,24 @@ class _Choice(msgspec.Struct):
 
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
-    usage: msgspec.Raw | None = None
-    error: msgspec.Raw | None = None
+    usage: Usage | None = None
+    error: Any = None
+
+
+class _RawUsage(msgspec.Struct):
+    usage: msgspec.Raw
 
 
 class _Answer(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
     kv_transfer_params: Any = None
 
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _decode_answer = msgspec.json.Decoder(_Answer).decode
-_decode_usage = msgspec.json.Decoder(Usage).decode
+_decode_raw_usage = msgspec.json.Decoder(_RawUsage).decode
 
 
 class StreamFollower:
@@ -138,9 +142,9 @@ class StreamFollower:
             return self._break("an event that is no completion chunk")
         if chunk.error is not None:
             return self._break("the engine reported an error")
-        return self._follow_chunk(event, chunk)
+        return self._follow_chunk(event, data, chunk)
 
-    def _follow_chunk(self, event: bytes, chunk: _Chunk) -> bytes:
+    def _follow_chunk(self, event: bytes, data: bytes, chunk: _Chunk) -> bytes:
         for choice in chunk.choices or ():
             reason = choice.finish_reason
             if reason is not None:
@@ -149,19 +153,16 @@ class StreamFollower:
                 self._has_finish = True
             if choice.text or (choice.delta is not None and _has_token(choice.delta)):
                 self.num_token_events += 1
-        raw = chunk.usage
-        if raw is None:
-            # An engine asked for usage may write it as null in the other chunks.
-            return event.replace(b',"usage":null', b"", 1) if self._hides_usage else event
-        try:
-            self.usage = _decode_usage(raw)
-        except msgspec.MsgspecError:
-            return self._break("usage that cannot be read")
+        if chunk.usage is not None:
+            self.usage = chunk.usage
         if not self._hides_usage:
             return event
+        if chunk.usage is None:
+            # An engine asked for usage may write it as null in the other chunks.
+            return event.replace(b',"usage":null', b"", 1)
         if not chunk.choices:
             return b""
-        return event.replace(b',"usage":' + bytes(raw), b"", 1)
+        return event.replace(b',"usage":' + bytes(_decode_raw_usage(data).usage), b"", 1)
 
     def _break(self, why: str) -> bytes:
         self.broken = why
