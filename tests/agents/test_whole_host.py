@@ -1,0 +1,144 @@
+"""One host as `up` leaves it: agent, relay, router and an engine, all real processes but for the engine's model."""
+
+import asyncio
+import signal
+import socket
+import time
+
+import httpx
+import msgspec
+import pytest
+
+from dynctl.agents.processes import tagged
+from dynctl.agents.protocol import HostSlice, RelayWish, RouterUnit
+from dynctl.core.deployment import EngineState as S
+from dynctl.deploy.tls import ensure_authority, ensure_leaf
+from dynctl.router.config import RelayTarget, RouterConfig, TlsFiles
+
+pytestmark = pytest.mark.usefixtures("no_process_left")
+
+
+def free_ports(count):
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+@pytest.fixture
+def tls(root_path):
+    authority = ensure_authority(root_path / "ca")
+    (root_path / "tls").mkdir()
+    (root_path / "tls" / "ca.crt").write_bytes(authority.cert)
+    for name, common_name in (("host", "relay:h0"), ("router", "router:r0")):
+        pair = ensure_leaf(root_path / "ca", authority, common_name, "h0", None)
+        (root_path / "tls" / f"{name}.crt").write_bytes(pair.cert)
+        (root_path / "tls" / f"{name}.key").write_bytes(pair.key)
+    return root_path / "tls"
+
+
+@pytest.fixture
+def whole(engine, tls):
+    relay_port, router_port = free_ports(2)
+    config = RouterConfig(
+        listen=f"127.0.0.1:{router_port}",
+        deployment="chat",
+        relays=(RelayTarget("h0", "127.0.0.1", relay_port),),
+        tls=TlsFiles(str(tls / "router.crt"), str(tls / "router.key"), str(tls / "ca.crt")),
+    )
+    router = RouterUnit("router-chat", "chat", msgspec.to_builtins(config), config.listen)
+    return HostSlice(
+        "lab",
+        "h0",
+        1,
+        relay=RelayWish("127.0.0.1", relay_port),
+        engines=(engine(),),
+        routers=(router,),
+    )
+
+
+async def until_ready(client):
+    deadline_s = time.monotonic() + 30
+    while True:
+        units = (await client.status()).units
+        if units and all(unit.state is S.READY for unit in units):
+            return {unit.id: unit for unit in units}
+        assert time.monotonic() < deadline_s, units
+        await asyncio.sleep(0.1)
+
+
+async def complete(url):
+    body = {"model": "m", "prompt": "hi", "max_tokens": 1}
+    async with httpx.AsyncClient() as http:
+        return await http.post(f"{url}/v1/completions", json=body, timeout=20)
+
+
+def test_request_goes_through_router_and_relay_also_after_the_agent_was_replaced(
+    agent, whole, root_path
+):
+    one = agent()
+
+    async def up():
+        async with one.client() as client:
+            await client.put_slice(whole)
+            units = await until_ready(client)
+            assert set(units) == {"relay", "router-chat", "e0"}
+            url = units["router-chat"].url
+            answer = await complete(url)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["choices"][0]["text"] == "1"
+            return units
+
+    before = asyncio.run(up())
+    one.end(signal.SIGKILL)
+    assert asyncio.run(complete(before["router-chat"].url)).status_code == 200
+
+    two = agent()
+
+    async def again():
+        async with two.client() as client:
+            units = await until_ready(client)
+            await client.put_slice(whole)
+            assert {u.id: u.pid for u in (await client.status()).units} == {
+                u.id: u.pid for u in before.values()
+            }
+            # The relay has found the new agent: a restart of the engine reaches the router.
+            await client.restart("e0")
+            await asyncio.sleep(0.3)
+            await until_ready(client)
+            deadline_s = time.monotonic() + 15
+            while (await complete(units["router-chat"].url)).status_code != 200:
+                assert time.monotonic() < deadline_s
+                await asyncio.sleep(0.1)
+            sample = await client.sample()
+            assert [router.id for router in sample.routers] == ["router-chat"]
+            assert sample.routers[0].requests_total >= 1
+            await client.shutdown()
+
+    asyncio.run(again())
+    assert two.process.wait(10) == 0
+    assert tagged(str(root_path)) == {}
+
+
+def test_relay_port_taken_by_a_stranger_fails_the_relay_and_names_it(agent, whole):
+    one = agent()
+
+    async def body():
+        async with one.client() as client:
+            with socket.create_server(("127.0.0.1", whole.relay.port)):
+                await client.put_slice(whole)
+                deadline_s = time.monotonic() + 20
+                while True:
+                    units = {unit.id: unit for unit in (await client.status()).units}
+                    if units["relay"].state is S.FAILED:
+                        break
+                    assert time.monotonic() < deadline_s, units
+                    await asyncio.sleep(0.05)
+                assert f"port {whole.relay.port} is held by" in units["relay"].last_error
+            # The cause is gone: the next `up` sends the same slice.
+            await client.put_slice(whole)
+            await until_ready(client)
+            await client.shutdown(now=True)
+
+    asyncio.run(body())
