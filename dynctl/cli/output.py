@@ -74,6 +74,12 @@ def is_interactive() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
+def ask(question: str) -> bool:
+    """Ask at the terminal; anything but yes is no."""
+    say(f"{question} [y/N] ")
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
 def confirm(question: str, rerun: str, *, yes: bool) -> None:
     """Ask before changing things; `rerun` is the exact command that needs no question.
 
@@ -88,8 +94,7 @@ def confirm(question: str, rerun: str, *, yes: bool) -> None:
             f"rerun: {rerun}",
             code=ExitCode.USAGE,
         )
-    say(f"{question} [y/N] ")
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+    if not ask(question):
         raise DynctlError("not confirmed; nothing was changed", code=ExitCode.REFUSED)
 
 

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -199,8 +199,9 @@ class _Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(
+            "asyncio.Transport", transport
+        )  # uvloop's transports are no subclass of it
         self._channel.opened(self)
         self._timer = asyncio.get_running_loop().call_later(_IDLE_S, self.cut)
 

@@ -1,0 +1,139 @@
+"""`dynctl up`: bring the cluster to the plan. IO: ssh, files, terminal."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, Yes
+from dynctl.cli.output import confirm, emit, progress, say, wait_for
+from dynctl.cli.plan import plan_path
+from dynctl.cli.session import load
+from dynctl.core.inventory import Inventory
+from dynctl.core.plan import Plan
+from dynctl.core.text import clean
+from dynctl.errors import DeployError, ExitCode
+
+if TYPE_CHECKING:
+    from dynctl.deploy.up import Comparison
+    from dynctl.discovery.survey import Survey
+    from dynctl.remote.connect import NewHostKey
+
+
+def command(
+    plan: Annotated[
+        Path | None,
+        typer.Argument(
+            help="The plan to bring about; default: plan.yaml by the inventory, made if missing."
+        ),
+    ] = None,
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    local: Local = False,
+    yes: Yes = False,
+) -> None:
+    """Bring the cluster to the plan: agents, engines, router.
+
+    Compares the plan with what runs, shows the steps, checks every host for what would stop them, and only then
+    changes anything. Running it again changes nothing. Exit 4 when it is refused beforehand, 3 when some hosts failed,
+    5 when somebody else is at it, 6 when an engine does not become ready.
+
+    Example: dynctl up --yes
+    """
+    wanted = load(inventory, local=local)
+    flags = "--local" if local else f"-i {inventory}"
+    wait_for(
+        _up(
+            wanted,
+            plan or plan_path(wanted),
+            f"dynctl up {flags} --yes",
+            yes=yes or local,
+            must_exist=plan is not None,
+        )
+    )
+
+
+async def _up(wanted: Inventory, path: Path, rerun: str, *, yes: bool, must_exist: bool) -> None:
+    from dynctl.deploy import up
+    from dynctl.deploy.slices import listens_openly
+    from dynctl.discovery.survey import survey
+    from dynctl.remote.fleet import open_fleet
+
+    async with open_fleet(wanted.hosts, wanted.ssh, ask_about_keys) as fleet:
+        found = await survey(wanted, fleet)
+        plan = _read_or_make(path, found, must_exist=must_exist)
+        comparison = await up.compare(wanted, plan, found.topology, fleet, progress)
+        if not comparison.steps:
+            await up.confirm_ready(comparison)
+            say("no changes")
+        else:
+            _show(comparison, plan)
+            problems = await up.check(comparison, found.topology)
+            if problems:
+                lines = [
+                    f"{p.host_name}: {p.text}" + (f"\n    {p.hint}" if p.hint else "")
+                    for p in problems
+                ]
+                raise DeployError(
+                    "not started, nothing was changed:\n  " + "\n  ".join(lines),
+                    f"correct {'it' if len(lines) == 1 else 'them'} and run {rerun} again",
+                    code=ExitCode.REFUSED,
+                )
+            await asyncio.to_thread(confirm, "go ahead?", rerun, yes=yes)
+            await up.change(comparison)
+        for goal in comparison.work.goals.hosts.values():
+            for address in listens_openly(goal.slice):
+                say(f"note: {goal.slice.host_name} listens on {address}")
+    for deployment in plan.deployments:
+        scheme = "https" if _has_tls(wanted, deployment.name) else "http"
+        emit(
+            f"{deployment.name}  {scheme}://{deployment.router.listen}/v1  on {deployment.router.host_name}"
+        )
+
+
+def _has_tls(wanted: Inventory, name: str) -> bool:
+    return any(wish.router.tls_cert is not None for wish in wanted.deployments if wish.name == name)
+
+
+def _read_or_make(path: Path, found: "Survey", *, must_exist: bool) -> Plan:
+    from dynctl.files import write_atomic
+    from dynctl.planner.text import from_yaml, to_yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if must_exist:
+            raise DeployError(
+                f"{path} does not exist", "dynctl plan writes it", code=ExitCode.USAGE
+            ) from None
+        plan = found.plan()
+        write_atomic(path, to_yaml(plan).encode(), 0o644)
+        say(f"wrote {path}")
+        return plan
+    return found.check(from_yaml(text, str(path)))
+
+
+def _show(comparison: "Comparison", plan: Plan) -> None:
+    say(f"plan {plan.digest[:12]}  {len(comparison.work.goals.hosts)} hosts")
+    for step in comparison.steps:
+        mark = "!" if step.is_disruptive else " "
+        say(f" {mark}{step.host_name:<12} {step.kind.value:<8} {clean(step.detail, 300)}")
+    disruptive = comparison.num_disruptive
+    say(
+        f"{disruptive} of {len(comparison.steps)} steps stop something that runs (!)"
+        if disruptive
+        else "nothing that runs is stopped"
+    )
+
+
+async def ask_about_keys(keys: "Sequence[NewHostKey]") -> bool:
+    """Show all new host keys at once and ask; without a terminal the answer is no."""
+    from dynctl.cli.output import ask, is_interactive
+
+    if not is_interactive():
+        return False
+    say("hosts that were never seen before:")
+    for key in keys:
+        say(f"  {clean(key.name)}  {key.key.kind}  {key.key.fingerprint}")
+    return await asyncio.to_thread(ask, "are these right? They will be remembered.")
