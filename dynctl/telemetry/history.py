@@ -220,6 +220,12 @@ class Trends:
         for key, value in values.items():
             self._rings[key].append(value)
 
+    def copy(self) -> "Trends":
+        """Return trends that stay as they are now."""
+        held = Trends(self._length)
+        held._rings = {key: ring.copy() for key, ring in self._rings.items()}
+        return held
+
     def of(self, key: str) -> tuple[float | None, ...]:
         """Return the ring of a key, oldest first; empty when there is none."""
         return tuple(self._rings.get(key, ()))

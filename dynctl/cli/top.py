@@ -1,0 +1,122 @@
+"""`dynctl top`: watch TTFT, ITL, KV hit rate, queues and GPUs live."""
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local, OutputOption
+from dynctl.cli.output import Output, emit, emit_json, wait_for
+from dynctl.core.inventory import Inventory
+from dynctl.core.workload import Slo
+from dynctl.errors import DynctlError, ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from dynctl.core.snapshot import Snapshot
+    from dynctl.telemetry.watch import Watch
+
+ONCE_WIDTH = 120
+ONCE_SAMPLES = 3
+"""Rates need two samples of every engine; agents scrape at their own pace, so one more is taken."""
+
+
+def command(
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    local: Local = False,
+    limit: Limit = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one look and exit; needs no terminal.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Watch TTFT, ITL, KV hit rate, queues and GPUs live.
+
+    Reads every host's agent once a second over the same SSH connections as `status`. `–` is not known, never zero;
+    figures of a host that does not answer are shown as old. Press ? for keys. Exit 3 with --once when some hosts do
+    not answer, 4 when none does.
+
+    Example: dynctl top --once -o json
+    """
+    from dynctl.cli.session import load, select
+
+    wanted = load(inventory, local=local)
+    hosts = select(wanted, limit)
+    if output is Output.JSON and not once:
+        raise UsageError("-o json needs --once", "dynctl top --once -o json")
+    if once:
+        wait_for(_once(wanted, hosts, output))
+        return
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("this is no terminal", "dynctl top --once prints one look")
+    _run(wanted, hosts)
+
+
+def _slo(wanted: Inventory) -> Slo:
+    """The goals shown and coloured by: those of the one deployment, none when several differ."""
+    goals = {deployment.slo for deployment in wanted.deployments}
+    return goals.pop() if len(goals) == 1 else Slo()
+
+
+@asynccontextmanager
+async def _open(wanted: Inventory, hosts: list[str]) -> "AsyncIterator[Watch]":
+    from dynctl.cli.session import raise_host_failures
+    from dynctl.deploy.reach import reach_agents
+    from dynctl.remote.fleet import open_fleet
+    from dynctl.telemetry.watch import watch
+
+    entries = [entry for entry in wanted.hosts if entry.name in hosts]
+    async with (
+        open_fleet(entries, wanted.ssh) as fleet,
+        reach_agents(wanted, fleet, hosts) as agents,
+    ):
+        if all(isinstance(agent, DynctlError) for agent in agents.values()):
+            raise_host_failures(agents, "answered")
+        async with watch(wanted.cluster, agents) as snapshots:
+            yield snapshots
+
+
+def _run(wanted: Inventory, hosts: list[str]) -> None:
+    from dynctl.tui.app import TopApp
+
+    app = TopApp(lambda: _open(wanted, hosts), _slo(wanted))
+    app.run()
+    if app.failure is not None:
+        raise app.failure
+    if app.return_code:
+        raise DynctlError("dynctl top ended with an error", "see the traceback above")
+
+
+async def _once(wanted: Inventory, hosts: list[str], output: Output) -> None:
+    import time
+
+    from dynctl.telemetry.ledger import Ledger
+    from dynctl.tui.once import document, text
+    from dynctl.tui.view import View
+
+    ledger = Ledger(_slo(wanted))
+    async with _open(wanted, hosts) as snapshots:
+        taken = 0
+        async for snapshot in snapshots:
+            overview = ledger.take(snapshot, time.monotonic())
+            taken += 1
+            if taken == ONCE_SAMPLES:
+                break
+    events = ledger.events.newest(5)
+    if output is Output.JSON:
+        emit_json(document(overview, events))
+    else:
+        emit(text(View(overview, ledger.trends, events), ONCE_WIDTH))
+    _check(snapshot)
+
+
+def _check(snapshot: "Snapshot") -> None:
+    failed = [host for host in snapshot.hosts if host.error]
+    if not failed:
+        return
+    names = "; ".join(f"{host.host_name}: {host.error}" for host in failed)
+    code = ExitCode.REFUSED if len(failed) == len(snapshot.hosts) else ExitCode.PARTIAL
+    raise DynctlError(
+        f"{len(failed)} of {len(snapshot.hosts)} hosts did not answer: {names}", code=code
+    )

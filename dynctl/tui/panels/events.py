@@ -1,0 +1,21 @@
+"""The newest events, trouble first seen first told. Pure."""
+
+from datetime import datetime
+
+from dynctl.tui.draw import Line, Span, line
+from dynctl.tui.view import Panel, View
+
+
+def rows(view: View, width: int, height: int) -> list[Line]:  # noqa: ARG001 - a panel's signature
+    """Draw up to `height` events, newest on top."""
+    if not view.events:
+        return [line(Span(" no events", "dim"))][:height]
+    drawn = []
+    for event in view.events[:height]:
+        clock = datetime.fromtimestamp(event.unix_s).strftime("%H:%M:%S")  # noqa: DTZ006 - local time
+        style = "bad" if event.mark == "!" else "dim"
+        drawn.append(line(Span(f" {event.mark} ", style), f"{clock} {event.subject}  {event.text}"))
+    return drawn
+
+
+PANEL = Panel("events", rows)

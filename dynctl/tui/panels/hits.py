@@ -1,0 +1,43 @@
+"""How much of the prompts was cached: what the router expected, what engines found, and the course of it. Pure."""
+
+from dynctl.tui.draw import Line, Span, line, percent, spark
+from dynctl.tui.view import Panel, View
+
+
+def rows(view: View, width: int, height: int) -> list[Line]:
+    """Draw the figures, their difference and the course."""
+    deployment = view.deployment
+    predicted = deployment.predicted_hit_ratio if deployment else None
+    reported = deployment.reported_hit_ratio if deployment else None
+    drawn = [
+        line(Span("KV hit rate", "title"), " of prompt tokens"),
+        line(
+            f" router expected {percent(predicted)}   engines found {percent(reported)}{_error(predicted, reported)}"
+        ),
+        line(
+            " ",
+            spark(
+                view.trends.of(f"deployment:{deployment.name if deployment else ''}:hit"),
+                max(1, width - 2),
+                1.0,
+            ),
+        ),
+    ]
+    pools = view.overview.pools if view.overview else ()
+    name = deployment.name if deployment else ""
+    for pool in (p for p in pools if p.deployment == name):
+        bar_width = max(1, width - 24)
+        filled = round((pool.hit_ratio or 0.0) * bar_width)
+        drawn.append(
+            line(f" {pool.role:<11}{percent(pool.hit_ratio):>5} ", Span("█" * filled, "good"))
+        )
+    return drawn[:height]
+
+
+def _error(predicted: float | None, reported: float | None) -> str:
+    if predicted is None or reported is None:
+        return ""
+    return f"   off by {(reported - predicted) * 100:+.1f} points"
+
+
+PANEL = Panel("hits", rows)

@@ -1,0 +1,15 @@
+"""The course of ITL p99 of the shown deployment against its goal. Pure."""
+
+from dynctl.tui.course import Course, course_rows
+from dynctl.tui.draw import Line
+from dynctl.tui.view import Panel, View
+
+
+def rows(view: View, width: int, height: int) -> list[Line]:
+    """Draw the percentiles and the course."""
+    found = view.deployment.itl if view.deployment else None
+    goal_ms = view.overview.slo.itl_ms if view.overview else None
+    return course_rows(view, Course("ITL", "itl_p99", found, goal_ms), width, height)
+
+
+PANEL = Panel("itl", rows)

@@ -1,0 +1,1 @@
+"""Arrangements of panels. Pure."""

@@ -1,0 +1,282 @@
+"""What each panel says, from synthetic figures; no terminal is involved."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from dynctl import registry
+from dynctl.core.snapshot import HostSnapshot, Snapshot
+from dynctl.core.workload import Slo
+from dynctl.telemetry.history import Trends
+from dynctl.telemetry.ledger import Ledger
+from dynctl.tui.draw import plain, width_of
+from dynctl.tui.panels import engines, events, gpus, hits, itl, pools, title, traffic, ttft
+from dynctl.tui.screens.overview import compose
+from dynctl.tui.view import SORTS, Choices, Panel, View
+
+
+def texts(panel, view, width=80, height=20):
+    return [plain(drawn).rstrip() for drawn in panel.rows(view, width, height)]
+
+
+def words(text):
+    return text.replace("▸", " ").split()
+
+
+def test_every_panel_fits_the_seam(make_view):
+    panels = registry.load_all("dynctl.tui.panels", "PANEL")
+    empty = View(None, Trends())
+
+    assert set(panels) >= {
+        "engines",
+        "events",
+        "gpus",
+        "help",
+        "hits",
+        "itl",
+        "pools",
+        "title",
+        "traffic",
+        "ttft",
+    }
+    for panel in panels.values():
+        assert isinstance(panel, Panel)
+        for view in (empty, make_view()):
+            for height in (0, 1, 5, 40):
+                assert len(panel.rows(view, 80, height)) <= height
+
+
+def test_the_title_says_cluster_deployment_freshness_and_goals(make_view):
+    (text,) = texts(title.PANEL, make_view())
+
+    assert text.startswith("dynctl top  prod  chat  ● live 0s  SLO ttft<500 itl<40")
+    assert re.search(r"\d\d:\d\d:\d\d    \? help$", text)
+
+
+def test_the_title_says_when_hosts_are_lost(make_view):
+    (text,) = texts(title.PANEL, make_view(stale_s=9.0))
+
+    assert "◐ 1 of 2 hosts lost" in text
+
+
+def test_the_title_says_when_no_host_answers():
+    ledger = Ledger()
+    overview = ledger.take(
+        Snapshot("c", 1.7e9, (HostSnapshot("h", age_s=12.0, error="down"),)), 1.0
+    )
+    (text,) = texts(title.PANEL, View(overview, ledger.trends))
+
+    assert "○ no host answers, data 12s old" in text
+
+
+def test_traffic_shows_what_clients_meet(make_view):
+    first, second = texts(traffic.PANEL, make_view())
+
+    assert max(len(first), len(second)) <= 79
+    assert "req/s 14 " in first
+    assert "out 2.41k tok/s" in first
+    assert "err 0%" in first
+    assert "queue 3" in first
+    assert re.search(r"TTFT p50 \d+ p99 !?\d+ms", second)
+    assert "KV hit 63/71%" in second
+
+
+def test_traffic_before_the_second_sample_shows_dashes_not_zeros(make_view):
+    first, second = texts(traffic.PANEL, make_view(ticks=1))
+
+    assert "req/s – " in first
+    assert "out – tok/s" in first
+    assert "TTFT p50 – p99 –ms" in second
+    assert "KV hit –/–" in second
+
+
+def test_pools_stand_in_the_order_of_a_request(make_view):
+    head, prefill, decode = texts(pools.PANEL, make_view())
+
+    assert words(head)[:5] == ["POOL", "UP", "RUN", "WAIT", "KV%"]
+    assert words(prefill)[:6] == ["prefill", "1/1", "3", "1", "44", "71"]
+    assert words(decode)[:5] == ["decode", "3/3", "9", "3", "44"]
+    assert "9.8k" in prefill
+    assert "936" in decode
+
+
+def test_a_decode_pool_shows_no_ttft(make_view):
+    head, _, decode = texts(pools.PANEL, make_view(), width=100)
+    at = words(head).index("TTFT99")
+
+    assert words(decode)[at] == "–"
+
+
+def test_a_pool_with_missing_engines_is_marked(make_view):
+    _, _, decode = pools.PANEL.rows(make_view(stale_s=9.0), 80, 10)
+
+    assert ("  0/3", "bad") in [(span.text, span.style) for span in decode]
+
+
+def test_engines_have_a_row_each_with_figures(make_view):
+    drawn = texts(engines.PANEL, make_view(), width=100)
+
+    assert words(drawn[0])[:4] == ["ENGINE", "HOST", "GPU", "STATE"]
+    assert words(drawn[1])[:8] == ["chat-prefill-0", "gpu-01", "0-1", "UP", "3", "1", "44", "71"]
+    assert drawn[1].startswith("▸")
+    assert words(drawn[2])[:4] == ["chat-decode-0", "gpu-02", "0", "UP"]
+
+
+def test_values_near_their_goal_are_marked(make_view):
+    rows = engines.PANEL.rows(make_view(slo=Slo(420.0, 30.0)), 80, 20)
+    spans = [(span.text.strip(), span.style) for span in rows[2]]
+
+    assert any(text.startswith("!") and style == "bad" for text, style in spans)
+
+
+def test_a_stale_engine_shows_dashes_and_how_old_it_is(make_view):
+    drawn = texts(engines.PANEL, make_view(stale_s=9.0), width=100)
+    stale = next(text for text in drawn if "chat-decode-0" in text)
+
+    assert words(stale)[3:5] == ["9s", "old"]
+    assert "312" not in stale
+
+
+@pytest.mark.parametrize(
+    ("width", "present", "absent"),
+    [
+        (
+            80,
+            {"ENGINE", "HOST", "STATE", "RUN", "WAIT", "KV%", "HIT%", "TTFT99", "ITL99", "TOK/S"},
+            {"W", "°C", "MEM"},
+        ),
+        (100, {"GPU", "UTIL", "TREND"}, {"W", "MEM"}),
+        (
+            160,
+            {"GPU", "UTIL", "TREND", "AGE", "MEM", "W", "°C", "PREEMPT", "TTFT50", "ITL50"},
+            set(),
+        ),
+        (
+            60,
+            {"ENGINE", "STATE", "RUN", "WAIT", "KV%", "TTFT99", "ITL99", "TOK/S"},
+            {"GPU", "TREND", "UTIL", "HIT%"},
+        ),
+    ],
+)
+def test_columns_go_by_priority(make_view, width, present, absent):
+    head = words(texts(engines.PANEL, make_view(), width=width)[0])
+
+    assert present <= set(head)
+    assert not absent & set(head)
+
+
+def test_the_engine_list_scrolls_with_the_cursor(make_view):
+    view = make_view(num_decode=20, choices=Choices(cursor=15))
+    drawn = texts(engines.PANEL, view, height=8)
+
+    assert len(drawn) == 8
+    assert any(text.startswith("▸") for text in drawn)
+    assert "chat-prefill-0" not in " ".join(drawn)
+    assert "15 more (j/k)" in drawn[-1]
+
+
+def test_the_cursor_stays_on_the_list_when_engines_go(make_view):
+    drawn = texts(engines.PANEL, make_view(choices=Choices(cursor=99)))
+
+    assert sum(text.startswith("▸") for text in drawn) == 1
+
+
+def test_sorting_puts_unknown_figures_last_either_way(make_view):
+    by_ttft = [name for name, _ in SORTS].index("TTFT99")
+
+    for is_reversed in (False, True):
+        view = make_view(stale_s=9.0, choices=Choices(sort=by_ttft, is_reversed=is_reversed))
+        assert view.engines()[0].id == "chat-prefill-0"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [("decode", 3), ("!decode", 1), ("role=prefill", 1), ("host=gpu-02 !decode-1", 2), ("state=ready", 4),
+     ("nothing", 0), ("", 4), ("HOST=GPU-01", 1)],
+)  # fmt: skip
+def test_filters(make_view, wanted, found):
+    assert len(make_view(choices=Choices(filter=wanted)).engines()) == found
+
+
+def test_events_are_told_newest_first(make_view):
+    (text,) = texts(events.PANEL, make_view(stale_s=9.0))
+
+    assert re.fullmatch(r" ! \d\d:\d\d:\d\d gpu-02  no answer within 5 s", text)
+    assert texts(events.PANEL, make_view()) == [" no events"]
+
+
+def test_hits_compare_router_and_engines(make_view):
+    drawn = texts(hits.PANEL, make_view(), width=70, height=5)
+
+    assert "router expected 63%   engines found 71%   off by +8.0 points" in drawn[1]
+    assert any("prefill" in text and "█" in text for text in drawn)
+
+
+def test_gpus_are_a_heat_map_per_host(make_view):
+    drawn = texts(gpus.PANEL, make_view(), width=70, height=6)
+
+    assert "gpu-01 ▁▁▂▂▃▄▅▆" in drawn[1]
+    assert drawn[-1].startswith(" busiest gpu-01:7  70%  66 °C")
+
+
+def test_gpus_of_a_lost_host_are_crossed_out(make_view):
+    drawn = texts(gpus.PANEL, make_view(stale_s=9.0), width=70, height=6)
+
+    assert "✕✕✕✕✕✕✕✕  9s old" in drawn[2]
+
+
+def test_hosts_without_gpus_are_said_so(make_view):
+    view = make_view()
+    bare = tuple(replace(host, gpus=()) for host in view.overview.hosts)
+    drawn = texts(gpus.PANEL, replace(view, overview=replace(view.overview, hosts=bare)))
+
+    assert drawn[1] == " no GPUs on these hosts"
+
+
+def test_courses_are_drawn_against_the_goal(make_view):
+    drawn = texts(ttft.PANEL, make_view(), width=60, height=7)
+
+    assert "TTFT ms" in drawn[0]
+    assert "SLO 500" in drawn[0]
+    assert drawn[1].startswith("  500 ┤╌")
+    assert "█" in drawn[-1]
+    assert "SLO 40" in texts(itl.PANEL, make_view(), width=60, height=7)[0]
+
+
+def test_hostile_names_are_shown_as_text(snapshots, renamed):
+    ledger = Ledger()
+    hostile = "[red]x[/red]\x1b]52;c;ZXZpbA==\x07\x1b[31m\u202egpu\x00\n"
+    overview = ledger.take(renamed(snapshots(1), hostile), 1.0)
+    view = View(overview, ledger.trends, ledger.events.newest(5))
+
+    for width, height in ((80, 24), (160, 48)):
+        drawn = compose(view, width, height)
+        everything = "".join(plain(found) for found in drawn)
+        assert everything.isprintable()
+        assert "[red]x" in everything
+        assert {width_of(found) for found in drawn} == {width}
+
+
+@pytest.mark.parametrize("engines_", [0, 3, 40])
+def test_the_screen_is_exactly_its_size_at_any_size(make_view, engines_):
+    views = [
+        View(None, Trends()),
+        make_view(num_decode=engines_),
+        make_view(choices=Choices(is_helping=True)),
+    ]
+
+    for view in views:
+        for width in (1, 20, 39, 40, 79, 80, 81, 119, 120, 160, 300, 500):
+            for height in (1, 5, 9, 10, 23, 24, 30, 39, 40, 48, 100, 200):
+                drawn = compose(view, width, height)
+                assert len(drawn) == height
+                assert {width_of(found) for found in drawn} == {width}
+
+
+def test_small_terminals_say_so_and_still_say_how_things_are(make_view):
+    assert plain(compose(make_view(), 39, 24)[0]).startswith("terminal too small")
+    first, second = (plain(found).rstrip() for found in compose(make_view(), 60, 20)[:2])
+
+    assert first.startswith("up 4/4 TTFT99 ")
+    assert second == "enlarge to 80x24 (now 60x20)"
