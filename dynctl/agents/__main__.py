@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from dynctl.agents import processes
+from dynctl.agents.host import processes
 from dynctl.agents.root import Root
 from dynctl.agents.server import ControlServer
 from dynctl.agents.supervisor import Supervisor

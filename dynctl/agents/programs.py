@@ -10,8 +10,9 @@ from typing import Protocol
 import msgspec
 
 from dynctl import registry
-from dynctl.agents import ask, ports
+from dynctl.agents import ask
 from dynctl.agents.ask import Pids
+from dynctl.agents.host import ports
 from dynctl.agents.launch import Capabilities, Endpoints, EngineKind, Launch, Places
 from dynctl.agents.lifecycle import RestartPolicy
 from dynctl.agents.protocol import EngineWish, RelayWish, RouterUnit, spec_digest

@@ -18,8 +18,8 @@ from typing import TypeVar
 
 import msgspec
 
+from dynctl.agents.host.processes import Identity
 from dynctl.agents.launch import Endpoints
-from dynctl.agents.processes import Identity
 from dynctl.agents.protocol import EngineWish, HostSlice, RelayWish, RouterUnit
 from dynctl.core.deployment import EngineState
 from dynctl.errors import DynctlError, ExitCode

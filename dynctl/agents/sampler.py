@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 
 from dynctl.agents import ask
-from dynctl.agents.gpus import GpuReader
+from dynctl.agents.host.gpus import GpuReader
 from dynctl.agents.programs import EngineProgram, RouterProgram
 from dynctl.agents.records import unit_status
 from dynctl.agents.root import Run

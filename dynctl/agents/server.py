@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from urllib.parse import parse_qs, unquote
 
-from dynctl.agents.logs import LogFile
+from dynctl.agents.host.logs import LogFile
 from dynctl.agents.protocol import ApiError, HostSlice, ShutdownRequest, decode, encode
 from dynctl.agents.sampler import Sampler
 from dynctl.agents.supervisor import StaleError, Supervisor

@@ -13,15 +13,15 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from dynctl.agents import gpus, leases, ports, processes
+from dynctl.agents import leases
 from dynctl.agents.causes import Cause
+from dynctl.agents.host import gpus, ports, processes
+from dynctl.agents.host.logs import LogFile, LogLimits
+from dynctl.agents.host.processes import Identity
 from dynctl.agents.launch import NUM_INTERNAL_PORTS, Launch, Places
 from dynctl.agents.lifecycle import RestartPolicy
-from dynctl.agents.logs import LogFile, LogLimits
-from dynctl.agents.processes import Identity
 from dynctl.agents.programs import AnyProgram
 from dynctl.agents.root import Root, Run
-from dynctl.core.text import clean
 from dynctl.errors import DynctlError
 
 # Nothing else of the agent's environment reaches what it starts: it may hold an operator's secrets.
@@ -117,7 +117,7 @@ def _spawn(program: AnyProgram, host: Surroundings, log: LogFile, incarnation: s
     if launch.argv:
         log.mark_start(f"--- dynctl: {program.id} starts, incarnation {incarnation}")
         env = _environment(launch, os.environ, root)
-        scope = f"dynctl-{clean(program.id, 100)}-{incarnation}.scope"
+        scope = f"dynctl-{program.id[:100]}-{incarnation}.scope"
         identity = processes.spawn(launch.argv, env, log.path, incarnation, scope, host.mode)
     return Run(incarnation, launch.at, identity, internal_port, time.time())
 

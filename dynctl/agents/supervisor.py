@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 import dynctl
-from dynctl.agents import leases, processes
+from dynctl.agents import leases
+from dynctl.agents.host import processes
 from dynctl.agents.programs import (
     AnyProgram,
     EngineProgram,
@@ -244,7 +245,10 @@ class Supervisor:
     # Recovery
 
     async def _recover(self) -> None:
-        """Adopt what still runs, end what nobody knows, then start what is missing."""
+        """Adopt what still runs, end what nobody knows, then start what is missing.
+
+        With a slice that cannot be read or carried out, what runs goes on running until somebody sends another.
+        """
         memory = await self._load_memory()
         for record in memory.units:
             await self._take_up(record, is_same_boot=memory.boot == self._boot)
@@ -254,14 +258,22 @@ class Supervisor:
         try:
             self.slice = self.root.load_slice()
         except DynctlError as error:
-            # What runs goes on running until somebody says what is wanted.
             self._degraded["slice.json"] = error.message
             return
-        self._reconcile(self._programs(self.slice) if self.slice else [])
+        try:
+            programs = self._programs(self.slice) if self.slice else []
+        except DynctlError as error:
+            self._degraded["slice.json"] = f"cannot be carried out: {error.message}"
+            return
+        self._reconcile(programs)
 
     async def _take_up(self, record: UnitRecord, *, is_same_boot: bool) -> None:
         """Adopt one unit; another boot's PIDs mean nothing and are left alone."""
-        program = make_program(record, str(self.root.socket))
+        try:
+            program = make_program(record, str(self.root.socket))
+        except DynctlError as error:
+            self._degraded[record.id] = f"cannot be adopted: {error.message}"
+            return
         if program is None:
             return
         unit = Unit(program, self._host)

@@ -14,11 +14,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 
-from dynctl.agents import ask, leases, processes
+from dynctl.agents import ask, leases
 from dynctl.agents.causes import Cause, classify
+from dynctl.agents.host import processes
+from dynctl.agents.host.logs import LogFile
+from dynctl.agents.host.processes import Watched
 from dynctl.agents.lifecycle import Action, Event, Life, step
-from dynctl.agents.logs import LogFile
-from dynctl.agents.processes import Watched
 from dynctl.agents.programs import AnyProgram
 from dynctl.agents.root import Run, UnitRecord
 from dynctl.agents.starting import RefusedError, Surroundings, own_pids, start

@@ -16,9 +16,9 @@ from types import SimpleNamespace
 import pytest
 
 from dynctl.agents.client import AgentClient
+from dynctl.agents.host.logs import LogLimits
+from dynctl.agents.host.processes import tagged
 from dynctl.agents.lifecycle import RestartPolicy
-from dynctl.agents.logs import LogLimits
-from dynctl.agents.processes import tagged
 from dynctl.agents.protocol import EngineWish, HostSlice
 from dynctl.agents.root import Root
 from dynctl.agents.starting import Settings

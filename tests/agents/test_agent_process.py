@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dynctl.agents.client import AgentClient
-from dynctl.agents.processes import tagged
+from dynctl.agents.host.processes import tagged
 from dynctl.core.deployment import EngineState as S
 from dynctl.errors import ConnectError, DeployError, ExitCode
 

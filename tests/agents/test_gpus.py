@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from dynctl.agents import gpus
+from dynctl.agents.host import gpus
 from dynctl.core.deployment import EngineState as S
 from dynctl.core.plan import PlannedGpu
 
@@ -25,7 +25,7 @@ def fake_nvml(holders=(), *, present=("GPU-a", "GPU-b"), broken=()):
     """A module with the calls we make; `holders` are (uuid, pid, bytes), `broken` handles raise."""
     nvml = types.ModuleType("pynvml")
     nvml.NVMLError = NvmlError
-    nvml.NVMLError_LibraryNotFoundError = NotFoundError
+    nvml.NVMLError_LibraryNotFound = NotFoundError
     nvml.NVMLError_DriverNotLoaded = NotFoundError
     nvml.NVML_TEMPERATURE_GPU = 0
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dynctl.agents.logs import LogFile, LogLimits
+from dynctl.agents.host.logs import LogFile, LogLimits
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dynctl.agents.logs import LogLimits
-from dynctl.agents.processes import members, tagged
+from dynctl.agents.host.logs import LogLimits
+from dynctl.agents.host.processes import members, tagged
 from dynctl.agents.protocol import RelayWish
 from dynctl.agents.supervisor import StaleError
 from dynctl.core.deployment import EngineState as S
@@ -365,7 +365,7 @@ def test_next_supervisor_adopts_and_another_boot_does_not(supervised, engine, to
     supervised(first)
     supervised(second)
     os.kill(seen[1].identity.pid, signal.SIGKILL)  # the reboot
-    monkeypatch.setattr("dynctl.agents.processes.boot_identity", lambda: "another/1")
+    monkeypatch.setattr("dynctl.agents.host.processes.boot_identity", lambda: "another/1")
     supervised(after_reboot)
 
 

@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from dynctl.agents.processes import tagged
+from dynctl.agents.host.processes import tagged
 from dynctl.agents.protocol import HostSlice, RelayWish, RouterUnit
 from dynctl.core.deployment import EngineState as S
 from dynctl.deploy.tls import ensure_authority, ensure_leaf
