@@ -122,7 +122,7 @@ class StreamFollower:
         """Say what is wrong when the engine ends the body now; empty: nothing."""
         if self._is_over():
             return self.broken
-        return "the stream ended without [DONE]"
+        return "it ended before its end mark"
 
     def _is_over(self) -> bool:
         return self.is_done or bool(self.broken)
@@ -133,7 +133,7 @@ class StreamFollower:
             return event if event.startswith(b":") else self._break("an event without data")
         if data == b"[DONE]":
             if not self._has_finish:
-                return self._break("[DONE] without a finish reason")
+                return self._break("an end mark without a finish reason")
             self.is_done = True
             return event
         try:
