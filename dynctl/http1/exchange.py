@@ -21,6 +21,7 @@ class Exchange:
 
     __slots__ = (
         "_connection",
+        "_held",
         "_is_chunked",
         "_missing_bytes",
         "is_finished",
@@ -35,6 +36,7 @@ class Exchange:
 
     def __init__(self, connection: "ServerConnection", request: Request) -> None:
         self._connection = connection
+        self._held = b""
         self._is_chunked = False
         self._missing_bytes: int | None = None
         self.request = request
@@ -110,7 +112,12 @@ class Exchange:
             framing = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
         if self._closes():
             framing += b"connection: close\r\n"
-        self._connection.send(status_line(status) + field_lines(headers) + framing + b"\r\n")
+        head = b"%b%b%b\r\n" % (status_line(status), field_lines(headers), framing)
+        if length_bytes is not None:
+            # Nobody can use the head of a plain answer without its body: one write for both.
+            self._held = head
+        else:
+            self._connection.send(head)
 
     def write(self, data: bytes) -> None:
         """Send a piece of the body."""
@@ -126,6 +133,9 @@ class Exchange:
                 # Bytes beyond the length would be read as another answer.
                 self.abort()
                 return
+        if self._held:
+            data = self._held + data
+            self._held = b""
         self._connection.send(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
 
     def finish(self) -> None:
@@ -137,6 +147,8 @@ class Exchange:
         if self._missing_bytes and self.request.method != "HEAD":
             self.abort()
             return
+        if self._held:
+            self._connection.send(self._held)
         if self._is_chunked and self.request.method != "HEAD":
             self._connection.send(b"0\r\n\r\n")
         self._end()
@@ -145,6 +157,7 @@ class Exchange:
         """Cut the connection, so that the client sees the answer is not whole."""
         if not self.is_gone and not self.is_finished:
             self.is_finished = True
+            self._let_go()
             self._connection.cut()
 
     def _begin(self) -> bool:
@@ -161,6 +174,21 @@ class Exchange:
             self.must_close = True
         return self.must_close
 
+    def left(self) -> None:
+        """Note that the client is gone; called once by the connection."""
+        on_gone = self.on_gone
+        self._let_go()
+        if not self.is_finished:
+            self.is_gone = True
+            if on_gone is not None:
+                on_gone()
+
+    def _let_go(self) -> None:
+        # Callbacks lead back here through the call they belong to: without this every request would
+        # leave a cycle to the garbage collector.
+        self.on_gone = self.on_pause = self.on_resume = None
+
     def _end(self) -> None:
         self.is_finished = True
+        self._let_go()
         self._connection.exchange_finished(self.must_close)

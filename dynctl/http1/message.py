@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable
 
 Header = tuple[bytes, bytes]
-"""Name in lower case, value without surrounding space."""
+"""Name in lower case, value; space after the value may remain, see `Request.header`."""
 
 _STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode("ascii"))
@@ -70,10 +70,10 @@ class Request:
         self.is_http10 = False
 
     def header(self, name: bytes) -> bytes | None:
-        """Return the first value of a field (`name` in lower case), or None."""
+        """Return the first value of a field (`name` in lower case) without the space around it, or None."""
         for key, value in self.headers:
             if key == name:
-                return value
+                return value.rstrip(b" \t")
         return None
 
 
@@ -111,20 +111,19 @@ def field_lines(headers: Iterable[Header]) -> bytes:
 
     Raises: ValueError when a line end hides in a name or value, which would start another message.
     """
-    pairs = tuple(headers)
-    lines = b"".join([b"%b: %b\r\n" % pair for pair in pairs])
-    if lines.count(b"\n") != len(pairs) or lines.count(b"\r") != len(pairs):
+    parts = [b"%b: %b\r\n" % pair for pair in headers]
+    lines = b"".join(parts)
+    if lines.count(b"\n") != len(parts) or lines.count(b"\r") != len(parts):
         raise ValueError("a header name or value contains a line end")
     return lines
 
 
 def forwardable(headers: Iterable[Header]) -> list[Header]:
     """Keep what may travel to the next hop: no hop-by-hop, framing, host or expect fields."""
-    pairs = tuple(headers)
-    named = {
-        token.strip().lower()
-        for name, value in pairs
-        if name == b"connection"
-        for token in value.split(b",")
-    }
-    return [pair for pair in pairs if pair[0] not in _NOT_FORWARDED and pair[0] not in named]
+    pairs = headers if isinstance(headers, list | tuple) else tuple(headers)
+    kept = [pair for pair in pairs if pair[0] not in _NOT_FORWARDED]
+    for name, value in pairs:
+        if name == b"connection" and value != b"keep-alive":
+            named = {token.strip().lower() for token in value.split(b",")}
+            kept = [pair for pair in kept if pair[0] not in named]
+    return kept

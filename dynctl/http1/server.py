@@ -6,6 +6,7 @@ IO: sockets.
 """
 
 import asyncio
+import resource
 import socket
 import ssl as tls
 import stat
@@ -18,10 +19,20 @@ from dynctl.http1.exchange import Exchange
 from dynctl.http1.message import Rejection, Request
 from dynctl.http1.server_connection import ServerConnection
 
-__all__ = ["Exchange", "Rejection", "Request", "Server", "ServerLimits", "serve"]
+__all__ = [
+    "Exchange",
+    "Rejection",
+    "Request",
+    "Server",
+    "ServerLimits",
+    "raise_file_limit",
+    "serve",
+]
 
 _BACKLOG = 1024
 _MAX_SWEEP_S = 0.5
+_RESERVED_FILES = 32
+"""For logs, listeners and libraries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,7 @@ class ServerLimits:
     max_head_bytes: int = 32 * 1024
     max_body_bytes: int = 16 * 1024 * 1024
     max_connections: int = 10_000
+    """And never more than half of the process's open files: each may need one towards an origin."""
     head_timeout_s: float = 10.0
     """For a complete head, counted from its first byte (or from the connection)."""
     body_timeout_s: float = 60.0
@@ -62,6 +74,10 @@ class Server:
         self.limits = limits
         self.port = 0
         """TCP port, 0 on a Unix socket."""
+        self.max_connections = min(
+            limits.max_connections,
+            max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 - _RESERVED_FILES),
+        )
         self.num_requests = 0
         self.num_rejected: dict[str, int] = {}
         """Requests and connections turned away, by reason."""
@@ -118,7 +134,7 @@ class Server:
         self._connections.add(connection)
         if self._sweep_timer is None:
             self._sweep_timer = self._loop.call_later(self._sweep_s, self._sweep)
-        return len(self._connections) <= self.limits.max_connections
+        return len(self._connections) <= self.max_connections
 
     def forget(self, connection: ServerConnection) -> None:
         """Note that a connection has ended."""
@@ -169,6 +185,14 @@ class Server:
             with suppress(FileNotFoundError):
                 if path.stat().st_ino == self._unix_inode:
                     path.unlink()
+
+
+def raise_file_limit() -> int:
+    """Let this process open as many files as its hard limit allows; returns the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
 
 
 async def serve(

@@ -363,13 +363,9 @@ class ServerConnection(asyncio.Protocol):
 
     def _leave(self) -> None:
         exchange = self._exchange
-        if exchange is None:
-            return
-        self._exchange = None
-        if not exchange.is_finished:
-            exchange.is_gone = True
-            if exchange.on_gone is not None:
-                exchange.on_gone()
+        if exchange is not None:
+            self._exchange = None
+            exchange.left()
 
 
 def _read_peer(transport: asyncio.BaseTransport) -> tuple[str, str]:

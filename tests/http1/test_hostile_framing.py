@@ -216,7 +216,8 @@ def test_a_hostile_chunked_body_is_refused_however_it_is_split(status, raw, size
 def test_an_unusual_but_sound_head_is_let_through(raw):
     check_partial_head(raw, 32 * 1024)
     request = read_head(raw, MAX_BODY)
-    assert all(name == name.lower() and value == value.strip() for name, value in request.headers)
+    assert all(name == name.lower() for name, _ in request.headers)
+    assert all(request.header(name) == value.strip() for name, value in request.headers)
 
 
 def test_a_plain_chunk_extension_and_trailers_are_dropped():

@@ -1,12 +1,15 @@
 import asyncio
+import gc
+import resource
 import socket
 import stat
 import tempfile
+import weakref
 from pathlib import Path
 
 import pytest
 
-from dynctl.http1.server import Exchange, Rejection, ServerLimits, serve
+from dynctl.http1.server import Exchange, Rejection, ServerLimits, raise_file_limit, serve
 
 CLOSE = b"GET /last HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 
@@ -481,3 +484,45 @@ def test_an_answer_that_breaks_its_length_is_cut(run, server_at, talk, sent):
             assert server.num_requests == 1
 
     run(main)
+
+
+def test_an_exchange_leaves_no_cycle_behind(run, server_at, talk):
+    async def main():
+        alive: list[weakref.ref] = []
+
+        class Work:
+            def __init__(self, exchange: Exchange) -> None:
+                self.exchange = exchange
+                exchange.on_gone = self.stop
+                exchange.on_pause = exchange.on_resume = self.stop
+                alive.append(weakref.ref(self))
+                exchange.respond(200, b"")
+
+            def stop(self) -> None:
+                raise AssertionError
+
+        gc.disable()
+        try:
+            async with server_at(Work) as server:
+                await talk(server.port, request() * 3 + CLOSE)
+                assert [one() for one in alive] == [None] * 4
+        finally:
+            gc.enable()
+
+    run(main)
+
+
+def test_connections_never_use_more_than_half_of_the_open_files(run, server_at):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def main():
+        async with server_at() as server:
+            assert server.max_connections <= 256 // 2
+        assert raise_file_limit() == hard
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        run(main)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

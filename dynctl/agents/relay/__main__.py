@@ -15,7 +15,7 @@ import uvloop
 
 from dynctl.agents.relay.feed import TableFeed
 from dynctl.agents.relay.relay import Relay
-from dynctl.http1.server import ServerLimits, serve
+from dynctl.http1.server import ServerLimits, raise_file_limit, serve
 
 GRACE_S = 15.0
 """For answers under way after SIGTERM; the agent waits 20 s."""
@@ -34,6 +34,7 @@ def main() -> int:
     host, _, port = arguments.listen.rpartition(":")
     if not host or not port.isdigit():
         parser.error(f"--listen {arguments.listen!r} is not HOST:PORT")
+    raise_file_limit()
     try:
         context = server_context(arguments.root / "tls")
         uvloop.run(run(context, host.strip("[]"), int(port), arguments.agent_socket))
