@@ -5,12 +5,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dynctl.cli.output import say
+from dynctl.cli.output import emit, say
 from dynctl.errors import DynctlError, ExitCode
 
 INVENTORY = """\
@@ -81,8 +83,11 @@ def command(
             f"{seconds}s",
             "--yes",
         ]
-        run("bench", "run", *load, "--out", str(directory / "bench"))
-        run("top", *where, "--once")
+        bench_and_look(
+            ["bench", "run", *load, "--out", str(directory / "bench")],
+            ["top", *where, "--once"],
+            seconds * 0.6,
+        )
         done = True
     finally:
         if not (keep and done):
@@ -102,6 +107,50 @@ def command(
         )
 
 
+def bench_and_look(bench: list[str], look: list[str], delay_s: float) -> None:
+    """Run the bench, and a look at `top` in the middle of it; the look is shown when the bench is done."""
+    say(f"\n$ dynctl {' '.join(bench)}")
+    with started(bench) as process:
+        time.sleep(delay_s)
+        seen = subprocess.run(
+            [sys.executable, "-m", "dynctl", *look],
+            capture_output=True,
+            text=True,
+            timeout=GRACE_S,
+            check=False,
+        )
+        check(process.wait(), bench)
+    say(f"\n$ dynctl {' '.join(look)}   # {delay_s:.0f} s into the bench")
+    emit(seen.stdout)
+    check(seen.returncode, look)
+
+
+@contextmanager
+def started(words: list[str]) -> Iterator["subprocess.Popen[bytes]"]:
+    """A dynctl command as a child; an interrupt at the terminal reaches it too, so it is only waited for."""
+    process = subprocess.Popen([sys.executable, "-m", "dynctl", *words])
+    try:
+        yield process
+    except BaseException:
+        process.send_signal(signal.SIGINT)
+        process.wait(GRACE_S)
+        raise
+
+
+def check(code: int, words: list[str]) -> None:
+    """End with a command's own exit code unless it is 0.
+
+    Raises:
+        DynctlError: names the command.
+    """
+    if code != 0:
+        known = {int(member) for member in ExitCode}
+        raise DynctlError(
+            f"dynctl {words[0]} ended with exit code {code}",
+            code=ExitCode(code) if code in known else None,
+        )
+
+
 def run(*words: str, must: bool = True) -> None:
     """Print a dynctl command and run it to its end.
 
@@ -109,20 +158,10 @@ def run(*words: str, must: bool = True) -> None:
         DynctlError: with the command's own exit code, when it fails and must not.
     """
     say(f"\n$ dynctl {' '.join(words)}")
-    process = subprocess.Popen([sys.executable, "-m", "dynctl", *words])
-    try:
+    with started(list(words)) as process:
         code = process.wait()
-    except KeyboardInterrupt:
-        # The terminal sent the interrupt to the child as well: let it end in its own way.
-        process.send_signal(signal.SIGINT)
-        process.wait(GRACE_S)
-        raise
-    if code != 0 and must:
-        known = {int(member) for member in ExitCode}
-        raise DynctlError(
-            f"dynctl {words[0]} ended with exit code {code}",
-            code=ExitCode(code) if code in known else None,
-        )
+    if must:
+        check(code, list(words))
 
 
 def free_port(wanted: int) -> int:
