@@ -7,6 +7,7 @@ IO: sockets, NVML.
 import asyncio
 import time
 from dataclasses import replace
+from typing import TypeVar
 
 from dynctl.agents import ask
 from dynctl.agents.host.gpus import GpuReader
@@ -25,6 +26,7 @@ _FRESH_S = 0.4
 _SERVING = (EngineState.READY, EngineState.DRAINING)
 
 Key = tuple[str, str]
+S = TypeVar("S", EngineSample, RouterSample)
 
 
 class Sampler:
@@ -75,8 +77,8 @@ class Sampler:
             host_name=wanted.host_name if wanted else "",
             units=tuple(unit_status(unit) for unit in units),
             gpus=self._gpus[1],
-            engines=tuple(replace(s, age_s=now_s - at_s) for at_s, s in self._engines.values()),
-            routers=tuple(replace(s, age_s=now_s - at_s) for at_s, s in self._routers.values()),
+            engines=tuple(_aged(*self._engines[k], now_s) for k in engines if k in self._engines),
+            routers=tuple(_aged(*self._routers[k], now_s) for k in routers if k in self._routers),
             error=error.result(),
         )
 
@@ -101,3 +103,7 @@ class Sampler:
         if not reading.error:
             self._gpus = (time.monotonic(), reading.samples)
         return reading.error
+
+
+def _aged(taken_s: float, sample: S, now_s: float) -> S:
+    return replace(sample, age_s=now_s - taken_s)

@@ -127,7 +127,7 @@ class Unit:
             before, event, time.monotonic(), cause=cause, draw=draw, policy=policy
         )
         if before.state is not self.life.state:
-            why = f": {cause.text}" if cause else ""
+            why = f": {cause.text}" if cause and before.state is not EngineState.DRAINING else ""
             _log.info("%s %s -> %s%s", self.program.id, before.state, self.life.state, why)
         if action is not None:
             self._do(action)

@@ -40,6 +40,8 @@ class SimEngine:
             found.append(f"role {wish.role!r} is none of {', '.join(_ROLES)}")
         if wish.kv_transfer and wish.side_channel_port is None:
             found.append("it hands over KV blocks but the plan gives it no side channel port")
+        if wish.role in ("prefill", "decode") and not wish.kv_transfer:
+            found.append(f"a {wish.role} engine must hand over KV blocks (kv_transfer)")
         return tuple(found)
 
     def launch(self, wish: EngineWish, places: Places) -> Launch:

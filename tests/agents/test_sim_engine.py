@@ -1,0 +1,71 @@
+"""The simulated engine under supervision, in every role."""
+
+import asyncio
+import os
+import signal
+import socket
+
+import pytest
+
+from dynctl.agents import ask
+from dynctl.agents.protocol import EngineWish
+from dynctl.agents.sampler import Sampler
+from dynctl.core.deployment import EngineState as S
+
+pytestmark = pytest.mark.usefixtures("no_process_left")
+
+
+def sim(engine_id, role, **fields):
+    return EngineWish(
+        engine_id,
+        "chat",
+        role,
+        "sim",
+        "sim-8b",
+        block_size_tokens=32,
+        max_model_len_tokens=2048,
+        **fields,
+    )
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "aggregated"])
+def test_sim_engine_becomes_ready_and_tells_its_cache(supervised, tools, role):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+
+    async def body(supervisor):
+        transfer = {} if role == "aggregated" else {"kv_transfer": True, "side_channel_port": port}
+        await supervisor.apply(tools.host_slice(sim("s0", role, **transfer)))
+        await tools.until(supervisor, lambda: tools.state(supervisor, "s0") is S.READY)
+
+        info = supervisor.relay_table[0].info
+        assert (info.block_size_tokens, info.max_model_len_tokens) == (32, 2048)
+        assert info.kv_capacity_tokens > 0
+        (sample,) = (await Sampler(supervisor).sample()).engines
+        assert sample.generation_tokens_total == 1
+        assert await supervisor.shutdown(now=False) == []
+
+    supervised(body)
+
+
+def test_figures_of_a_frozen_engine_grow_old_instead_of_vanishing(supervised, tools, monkeypatch):
+    monkeypatch.setattr(ask, "_METRICS_S", 0.3)
+
+    async def body(supervisor):
+        await supervisor.apply(tools.host_slice(sim("s0", "aggregated")))
+        await tools.until(supervisor, lambda: tools.state(supervisor, "s0") is S.READY)
+        sampler = Sampler(supervisor)
+        (fresh,) = (await sampler.sample()).engines
+        pid = supervisor.units["s0"].run.identity.pid
+
+        os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(0.5)
+        (old,) = (await sampler.sample()).engines
+        os.kill(pid, signal.SIGCONT)
+
+        assert fresh.age_s < 0.3
+        assert old.age_s > 0.5
+        assert old.generation_tokens_total == fresh.generation_tokens_total
+        await supervisor.shutdown(now=True)
+
+    supervised(body)
