@@ -77,7 +77,7 @@ def api_keys_of(parts: Sequence[tuple[Loc, ApiKeyPart]], values: Values) -> tupl
             values.report((*loc, "name"), f"the API key {part.name!r} is here twice")
         names.add(part.name)
         if not is_secret_reference(part.key):
-            values.report(
+            values.report_secret(
                 (*loc, "key"),
                 "an API key never stands in the inventory itself",
                 "write ${env:NAME}, ${file:PATH} or ${cmd:PROGRAM …}",
@@ -150,9 +150,12 @@ def _check_engine(
         values.report(
             kind_at, f"no engine is called {shown(engine.kind)}", suggest(engine.kind, kinds)
         )
-    for url in engine.urls:
-        if not _URL.match(url):
-            values.report((*here, "urls"), f"{shown(url)} is no http://host:port")
+    for index, url in enumerate(engine.urls):
+        at = (*here, "urls", index)
+        if "@" in url:
+            values.report_secret(at, "a URL with a login or password is not allowed here")
+        elif not _URL.match(url):
+            values.report(at, f"{shown(url)} is no http://host:port")
     if engine.urls and engine.kind != "external":
         values.report((*here, "urls"), f"urls are for kind external, not {engine.kind}")
     for name, _ in engine.args:

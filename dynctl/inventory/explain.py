@@ -24,9 +24,9 @@ _KINDS = {
     "int_from_float": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",
-    "list_type": "a list: lines that begin with -",
-    "dict_type": "a mapping: key: value",
-    "model_type": "a mapping: key: value",
+    "list_type": "a list (lines that begin with -)",
+    "dict_type": "a mapping (lines of key: value)",
+    "model_type": "a mapping (lines of key: value)",
 }
 
 
@@ -65,7 +65,14 @@ def _problem(item: Any, values: Values) -> Problem:  # noqa: ANN401 - pydantic's
         text = f"{name} must be text, but {written} is {_read_as(given, written)}"
         return Problem(spot, text, f'write "{written}" in quotes')
     if kind in _KINDS:
-        return Problem(spot, f"{name} must be {_KINDS[kind]}, not {shown(given)}")
+        what = (
+            "a mapping"
+            if isinstance(given, dict)
+            else "a list"
+            if isinstance(given, list)
+            else shown(given)
+        )
+        return Problem(spot, f"{name} must be {_KINDS[kind]}, not {what}")
     if kind in _AT_LEAST:
         return Problem(spot, f"{name} {_AT_LEAST[kind].format(**context)}")
     if kind == "literal_error":

@@ -19,7 +19,7 @@ from dynctl.errors import InventoryError
 from dynctl.inventory.build import api_keys_of, deployments_of
 from dynctl.inventory.document import MAX_BYTES, parse
 from dynctl.inventory.explain import problems_of
-from dynctl.inventory.hosts import entries_of, with_groups
+from dynctl.inventory.hosts import Placed, entries_of, with_groups
 from dynctl.inventory.local import local_inventory
 from dynctl.inventory.problems import Problem, ProblemsError, Spot, shown
 from dynctl.inventory.schema import (
@@ -47,6 +47,8 @@ class Loaded:
     inventory: Inventory
     file: InventoryFile
     values: Values
+    placed: tuple[Placed, ...]
+    """Every host entry with the path of the item it came from."""
 
 
 def load_inventory(path: Path) -> Inventory:
@@ -71,14 +73,15 @@ def read_inventory(path: Path, environment: Mapping[str, str] | None = None) -> 
         raise ProblemsError(str(path), source, problems)
     values = read_values(root, os.environ if environment is None else environment, path.parent)
     num_unresolved = len(values.problems)
-    file, inventory = _checked(values, str(path))
+    file, inventory, locs = _checked(values, str(path))
     # What is wrong with the text of a value is said once, not again as a wrong type.
     told = {problem.spot for problem in problems + values.problems[:num_unresolved]}
     later = [p for p in values.problems[num_unresolved:] if p.spot not in told]
     values.problems[num_unresolved:] = [*problems, *later]
     if values.problems or file is None:
         raise ProblemsError(str(path), source, values.problems)
-    return Loaded(inventory, file, values)
+    placed = tuple(zip(locs, inventory.hosts, strict=True))
+    return Loaded(inventory, file, values, placed)
 
 
 def _source(path: Path) -> str:
@@ -100,7 +103,7 @@ def _source(path: Path) -> str:
         raise ProblemsError(str(path), content.decode("utf-8", "replace"), [problem]) from error
 
 
-def _checked(values: Values, path: str) -> tuple[InventoryFile | None, Inventory]:
+def _checked(values: Values, path: str) -> tuple[InventoryFile | None, Inventory, list[Loc]]:
     """Validate the whole for its errors, then build from the parts that are right, so that all problems show."""
     data = values.data
     file: InventoryFile | None = None
@@ -127,7 +130,7 @@ def _checked(values: Values, path: str) -> tuple[InventoryFile | None, Inventory
         values.report(
             ("ports",), f"ports {ports.base} to {ports.base + ports.count - 1} end after 65535"
         )
-    return file, Inventory(
+    inventory = Inventory(
         cluster=str(cluster),
         hosts=hosts,
         deployments=deployments_of(
@@ -146,6 +149,7 @@ def _checked(values: Values, path: str) -> tuple[InventoryFile | None, Inventory
         port_count=ports.count,
         path=path,
     )
+    return file, inventory, [loc for loc, _ in placed]
 
 
 def _part(kind: Any, data: object) -> Any:  # noqa: ANN401 - any type pydantic knows

@@ -27,6 +27,8 @@ class Problem:
     spot: Spot
     text: str
     hint: str = ""
+    hides_line: bool = False
+    """The line holds a secret: no message shows it."""
 
 
 class ProblemsError(InventoryError):
@@ -35,7 +37,10 @@ class ProblemsError(InventoryError):
     def __init__(self, path: str, source: str, problems: Iterable[Problem]) -> None:
         self.path = path
         self.problems = tuple(dict.fromkeys(sorted(problems)))
-        shown = [render(path, source, problem) for problem in self.problems[:_MAX_SHOWN]]
+        secret = {problem.spot.line for problem in self.problems if problem.hides_line}
+        lines = source.splitlines()
+        text = "\n".join("…" if n in secret else line for n, line in enumerate(lines, 1))
+        shown = [render(path, text, problem) for problem in self.problems[:_MAX_SHOWN]]
         if len(self.problems) > _MAX_SHOWN:
             shown.append(f"… and {len(self.problems) - _MAX_SHOWN} more")
         count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
@@ -47,14 +52,14 @@ def render(path: str, source: str, problem: Problem) -> str:
     spot = problem.spot
     lines = source.splitlines()
     head = f"{path}:{spot.line}:{spot.column}: {problem.text}"
-    if 0 < spot.line <= len(lines):
+    if 0 < spot.line <= len(lines) and lines[spot.line - 1] != "…":
         head += _excerpt(lines[spot.line - 1], spot)
     return head + (f"\n      = {problem.hint}" if problem.hint else "")
 
 
 def suggest(word: str, known: Sequence[str]) -> str:
     """Say which known word was probably meant, or list them when none is near and they are few."""
-    near = difflib.get_close_matches(word.lower(), [k.lower() for k in known], 1, 0.6)
+    near = difflib.get_close_matches(word.lower(), [k.lower() for k in known], 1, 0.7)
     if near:
         return f"did you mean {next(k for k in known if k.lower() == near[0])!r}?"
     return f"there are: {', '.join(known)}" if 0 < len(known) <= 20 else ""

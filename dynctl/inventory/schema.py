@@ -61,6 +61,11 @@ def _kind(item: object) -> str:
     return TEXT_TAG if isinstance(item, str) else HOST_TAG
 
 
+def _hosts_kind(value: object) -> str:
+    is_pattern = isinstance(value, dict) and "from_ssh_config" in value
+    return SSH_PATTERN_TAG if is_pattern else LIST_TAG
+
+
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 Int = Annotated[int, BeforeValidator(_number)]
 Float = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
@@ -313,15 +318,15 @@ class InventoryFile(_Part):
     cluster: Text
     """Name of the whole."""
     ssh: SshPart = SshPart()
-    """How hosts are reached."""
+    """SSH configuration, host keys and time limits."""
     ports: PortsPart = PortsPart()
     """Ports dynctl may use on hosts."""
     defaults: HostDefaultsPart = HostDefaultsPart()
-    """Values for every host that does not set its own."""
+    """What hosts take that leave a key out."""
     hosts: Annotated[
         Annotated[list[HostItem], Field(min_length=1), Tag(LIST_TAG)]
         | Annotated[SshPatternPart, Tag(SSH_PATTERN_TAG)],
-        Discriminator(lambda value: SSH_PATTERN_TAG if isinstance(value, dict) else LIST_TAG),
+        Discriminator(_hosts_kind),
     ]
     """Each a name (`[user@]name[:port]`), or a mapping; or one `from_ssh_config: PATTERN`."""
     groups: dict[str, list[Text]] = {}
@@ -379,7 +384,8 @@ def _draft_07(value: Any) -> Any:  # noqa: ANN401 - JSON
         "definitions" if key == "$defs" else key: _draft_07(item) for key, item in value.items()
     }
     if made.get("type") in ("integer", "number"):
-        return {"anyOf": [made, {"type": "string", "pattern": r"\$\{"}]}
+        outer = {key: made.pop(key) for key in ("title", "description", "default") if key in made}
+        return {**outer, "anyOf": [made, {"type": "string", "pattern": r"\$\{"}]}
     if "$ref" in made:
         ref = made.pop("$ref").replace("#/$defs/", "#/definitions/")
         return {"$ref": ref} if not made else {**made, "allOf": [{"$ref": ref}]}

@@ -40,9 +40,20 @@ class Values:
         """Where a key stands; for list items, where the item does."""
         return self.key_spots.get(loc, self.spot(loc))
 
+    def at(self, loc: Loc) -> object:
+        """The plain value at a path; KeyError or IndexError when there is none."""
+        found: Any = self.data
+        for part in loc:
+            found = found[part]
+        return found
+
     def report(self, loc: Loc, text: str, hint: str = "") -> None:
         """Note a problem with the value at a path."""
         self.problems.append(Problem(self.spot(loc), text, hint))
+
+    def report_secret(self, loc: Loc, text: str, hint: str = "") -> None:
+        """Note a problem with a value that must not be shown."""
+        self.problems.append(Problem(self.spot(loc), text, hint, hides_line=True))
 
     def report_key(self, loc: Loc, text: str, hint: str = "") -> None:
         """Note a problem with the key at a path, or with all that stands under it."""
