@@ -17,6 +17,8 @@ def advice(report: Report) -> str:
 
 def _advice(report: Report) -> Iterator[str]:
     requests = report.requests
+    if report.is_partial and requests.sent == 0:
+        yield "interrupted during the warm-up: nothing was measured"
     if requests.ok == 0:
         kinds = ", ".join(requests.failed_by_kind) or "nothing was sent"
         yield f"no request succeeded ({kinds}): look at `dynctl status` and `dynctl logs`"

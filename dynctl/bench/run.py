@@ -16,7 +16,7 @@ from dynctl.bench.record import Record
 from dynctl.bench.report import ClientFacts, Measured, RouterCounts, Setting
 from dynctl.bench.statistics import percentile
 from dynctl.bench.stream import Chunk
-from dynctl.bench.words import COMMON, LETTERS, TokenCount, fit
+from dynctl.bench.words import CANDIDATES, COMMON, TokenCount, alike, fit
 from dynctl.bench.workload import Ask, Script, Workload
 from dynctl.core.workload import Slo
 from dynctl.errors import DynctlError, ExitCode
@@ -28,6 +28,9 @@ REFUSED_PAUSE_S = 0.05
 PROGRESS_PERIOD_S = 5.0
 WATCH_S = 1.0
 """How long a server is watched for traffic of others."""
+
+WEIGHERS = 8
+WEIGHED_TIMES = 16
 
 Say = Callable[[str], None]
 
@@ -90,15 +93,36 @@ async def learn_counting(target: Target, workload: Workload) -> TokenCount:
     first = await target.settle_dialect(_probe(workload, COMMON, 8))
     if first.prompt_tokens is None:
         return TokenCount()
-    for words in (COMMON, LETTERS):
-        points = [(n, await _count(target, workload, words, n)) for n in (8, 8 + len(words))]
-        try:
-            count = fit(words, points[0], points[1])
-        except ValueError as error:
-            raise DynctlError(f"{target.url} counts tokens oddly: {error}") from error
-        if count.is_exact:
-            return count
-    return count
+    count = await _fit(target, workload, COMMON)
+    if count.per_word_tokens == 1:
+        return count
+    return await _fit(target, workload, alike(await _weigh(target, workload)))
+
+
+async def _fit(target: Target, workload: Workload, words: tuple[str, ...]) -> TokenCount:
+    points = [(n, await _count(target, workload, words, n)) for n in (8, 8 + len(words))]
+    try:
+        return fit(words, points[0], points[1])
+    except ValueError as error:
+        raise DynctlError(f"{target.url} counts tokens oddly: {error}") from error
+
+
+async def _weigh(target: Target, workload: Workload) -> dict[str, int]:
+    """Say what so many of each candidate cost beyond a prompt that begins alike."""
+    head = COMMON[:2]
+    base = await _count(target, workload, head, len(head))
+    costs: dict[str, int] = {}
+    few_at_once = asyncio.Semaphore(WEIGHERS)
+
+    async def weigh(word: str) -> None:
+        words = (*head, *[word] * WEIGHED_TIMES)
+        async with few_at_once:
+            costs[word] = await _count(target, workload, words, len(words)) - base
+
+    async with asyncio.TaskGroup() as group:
+        for word in CANDIDATES:
+            group.create_task(weigh(word))
+    return {word: costs[word] for word in CANDIDATES}
 
 
 def _check_length(target: Target, workload: Workload) -> None:
@@ -122,11 +146,13 @@ async def _count(target: Target, workload: Workload, words: tuple[str, ...], num
 
 def _probe(workload: Workload, words: tuple[str, ...], num_words: int) -> Ask:
     """A prompt of the workload's shape with so many words, each of `words` in turn."""
-    repeated = (words[i % len(words)] for i in range(num_words))
     if workload.kind == "synthetic":
-        return Ask((("user", " ".join(repeated)),), 1, None)
-    head, *tail = repeated
-    return Ask((("system", head), ("user", " ".join(tail))), 1, None)
+        return Ask((("user", _cycle(words, num_words)),), 1, None)
+    return Ask((("system", words[0]), ("user", _cycle(words, num_words - 1))), 1, None)
+
+
+def _cycle(words: tuple[str, ...], num_words: int) -> str:
+    return " ".join(words[i % len(words)] for i in range(num_words))
 
 
 class Drive:

@@ -91,11 +91,13 @@ def _length_rows(report: Report) -> list[tuple[str, str]]:
         text = f"asked {MISSING if asked is None else f'{asked:.1f}'}, got {MISSING if got is None else f'{got:.1f}'}"
         return text + (f"; {off:.0%} of requests are more than 1% off" if off else "")
 
+    has_turns = lengths.isl_mean is not None and lengths.isl_mean != lengths.isl_got_mean
+    turns = f" (first turns); mean of all {lengths.isl_mean:.1f}" if has_turns else ""
     estimated = " (estimated from chunks: the server sent no usage)" if lengths.is_estimated else ""
     return [
         (
             "prompt tokens",
-            pair(lengths.isl_asked_mean, lengths.isl_got_mean, lengths.isl_mismatch_ratio),
+            pair(lengths.isl_asked_mean, lengths.isl_got_mean, lengths.isl_mismatch_ratio) + turns,
         ),
         (
             "output tokens",

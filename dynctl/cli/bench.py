@@ -302,7 +302,8 @@ def _show(report: "Report") -> None:
     )
     table(METRIC_COLUMNS, metric_rows(report), right=METRIC_COLUMNS[1:])
     emit("")
-    table(("", ""), fact_rows(report))
+    for name, value in fact_rows(report):
+        emit(f"{name:<15} {value}")
     for line in (*check_lines(report), *footnotes(report)):
         emit(line)
     emit(f"\nadvice: {advice(report)}")

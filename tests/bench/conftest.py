@@ -17,6 +17,8 @@ class FakeServer:
     tokens_per_chunk: int = 1
     overhead: int = 5
     tokens_per_word: int = 1
+    splits: bool = False
+    """Words with an `o` cost a token more."""
     sends_usage: bool = True
     refuses_extensions: bool = False
     models: tuple[str, ...] = ("fake",)
@@ -94,6 +96,7 @@ class FakeServer:
         texts = [m["content"] for m in body["messages"]] if is_chat else [body["prompt"]]
         words = " ".join(texts).split()
         prompt_tokens = self.overhead + self.tokens_per_word * len(words)
+        prompt_tokens += sum("o" in word for word in words) if self.splits else 0
         cached = self._cached(words, prompt_tokens)
         num = body["max_tokens"]
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")

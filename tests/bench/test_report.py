@@ -143,7 +143,7 @@ def test_without_goals_slow_answers_exit_0():
     ("client", "records", "word"),
     [
         (ClientFacts(0.95, 0.1), {}, "95% of a core"),
-        (ClientFacts(0.2, 9.0), {}, "woke up 9.0 ms late"),
+        (ClientFacts(0.2, 25.0), {}, "woke up 25.0 ms late"),
         (ClientFacts(0.2, 0.1), {"lag_s": 0.03}, "left 30.0 ms late"),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_closed_loop_keeps_so_many_requests_under_way(with_server):
     assert max(overlapping) <= 3
 
 
-def test_a_tokenizer_that_splits_words_is_learnt(with_server):
+def test_a_tokenizer_that_makes_three_tokens_of_a_word_is_learnt(with_server):
     async def scenario(server):
         return await drive(server, "synthetic:isl=65,osl=2", "constant:20", 0.3)
 
@@ -80,6 +80,16 @@ def test_a_tokenizer_that_splits_words_is_learnt(with_server):
     assert {r.prompt_tokens for r in records} == {65}
     assert report.setting.tokens_per_word == 3.0
     assert report.setting.overhead_tokens == 5.0
+
+
+def test_a_tokenizer_that_splits_some_words_gets_the_others(with_server):
+    async def scenario(server):
+        return await drive(server, "synthetic:isl=65,osl=2", "constant:20", 0.3)
+
+    report, records = with_server(scenario, splits=True, ttft_s=0.0)
+
+    assert {r.prompt_tokens for r in records} == {65}
+    assert report.setting.tokens_per_word == 1.0
 
 
 def test_extensions_a_server_refuses_are_dropped_and_said(with_server):

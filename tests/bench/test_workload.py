@@ -2,7 +2,7 @@
 
 import pytest
 
-from dynctl.bench.words import COMMON, LETTERS, TokenCount, fit
+from dynctl.bench.words import COMMON, LETTERS, TokenCount, alike, fit
 from dynctl.bench.workload import Script, parse_workload, prompt_text
 from dynctl.errors import UsageError
 
@@ -163,6 +163,15 @@ def test_fitting_the_count_of_a_server():
     assert not fit(COMMON, (8, 20), (243, 300)).is_exact
     with pytest.raises(ValueError, match="tokens"):
         fit(COMMON, (8, 20), (243, 20))
+
+
+def test_words_that_cost_alike_are_chosen_cheap_ones_first():
+    cheap = {f"c{i}": 16 for i in range(16)}
+    dear = {f"d{i}": 32 for i in range(40)}
+
+    assert alike(cheap | dear) == tuple(cheap)
+    assert alike({"x": 16} | dear) == tuple(dear)
+    assert alike({"x": 16, "y": 32, "z": 32}) == ("y", "z")
 
 
 def test_words_are_distinct():
