@@ -103,8 +103,6 @@ class Flight:
         self._body = b""
         self._is_concluded = False
 
-    # The server and the desk tell…
-
     @property
     def is_over(self) -> bool:
         """Whether the client has its answer, or is gone."""
@@ -250,12 +248,14 @@ class Flight:
         worker = self._ledger.bookings[leg].worker
         self._ledger.faulted(leg, fault.reason)
         self._excluded.add(worker.key)
-        self._may_repeat = fault.reason in verdicts.REPEATABLE
-        if verdicts.blames_engine(fault, call):
-            worker.failed(desk.loop.time())
         may_retry = self._has_retried or desk.budget.allows(len(desk.flights))
-        if fault.reason == "error_500":
-            may_retry = may_retry and self._handoff.num_retries == 0
+        # An engine that failed on another's blocks may be well itself.
+        may_be_peer = self._handoff.has_used_transfer and fault.reason in verdicts.ANSWERED_BADLY
+        self._may_repeat = may_be_peer or fault.reason in verdicts.REPEATABLE
+        if not may_be_peer:
+            if verdicts.blames_engine(fault, call):
+                worker.failed(desk.loop.time())
+            may_retry = may_retry and (fault.reason != "error_500" or not self._handoff.num_retries)
         self._do(self._handoff.faulted(leg, fault, may_retry=may_retry))
 
     # What the hand-off says

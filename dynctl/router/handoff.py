@@ -16,6 +16,9 @@ from typing import Any
 
 from dynctl.router.api.answers import Failure
 
+_MAX_FAILED_TRANSFERS = 2
+"""After so many the engine that generates does the prefill itself."""
+
 
 class Leg(StrEnum):
     """A part of the way: the prefill for another engine, or the generation (with its own prefill or not)."""
@@ -138,6 +141,7 @@ class Handoff:
         "_is_transfer_used",
         "_last_fault",
         "_max_retries",
+        "_num_failed_transfers",
         "_transfer",
         "_wants_prefill",
         "num_retries",
@@ -152,12 +156,18 @@ class Handoff:
         self._held: set[Leg] = set()
         self._transfer: dict[str, Any] | None = None
         self._is_transfer_used = False
+        self._num_failed_transfers = 0
         self._last_fault: Fault | None = None
 
     @property
     def has_unused_transfer(self) -> bool:
         """Whether checked parameters wait for an engine to use them."""
         return self._transfer is not None and not self._is_transfer_used
+
+    @property
+    def has_used_transfer(self) -> bool:
+        """Whether the present attempt builds on another engine's blocks: its failure may be that engine's."""
+        return self._transfer is not None and self._is_transfer_used
 
     @property
     def is_over(self) -> bool:
@@ -294,6 +304,7 @@ class Handoff:
         self._last_fault = fault
         if self._transfer is not None and fault.was_sent:
             actions.append(Count("handoffs", ("failed",)))
+            self._num_failed_transfers += 1
         if not may_retry or self.num_retries >= self._max_retries:
             return [*actions, *self._fail(fault.failure)]
         self.num_retries += 1
@@ -301,7 +312,10 @@ class Handoff:
             # Parameters an engine may have seen are spent: a second use could read freed blocks.
             self._transfer = None
         self._is_transfer_used = False
-        self._wants_prefill = self._wants_prefill and self._transfer is None
+        can_hand_over = self._num_failed_transfers < _MAX_FAILED_TRANSFERS
+        if self._wants_prefill and not can_hand_over:
+            actions.append(Count("local_prefill", ("transfer_failed",)))
+        self._wants_prefill = self._wants_prefill and self._transfer is None and can_hand_over
         self.phase = Phase.PLACING
         return [*actions, Count("retries", (Leg.MAIN, fault.reason)), self._place()]
 

@@ -15,6 +15,9 @@ _BUSY = frozenset((429, 503))
 BLAMED = frozenset(("connect", "closed", "protocol", "timeout", "bad_answer", "error_500"))
 """Faults that count against the engine."""
 
+ANSWERED_BADLY = frozenset(("error_500", "bad_answer"))
+"""The engine is there, and says it could not, or says nonsense."""
+
 REPEATABLE = frozenset(("connect", "closed", "stale"))
 """Faults of the way there: where there is no other engine, the same one may be tried again."""
 

@@ -3,8 +3,8 @@
 import asyncio
 import json
 
-from conftest import events, routed, text_of, until
-from fake_engine import MODEL, FakeEngine
+from router_bench import events, routed, text_of, until
+from router_fakes import MODEL, FakeEngine
 
 
 def test_whole_answers_pass_byte_for_byte(run):
@@ -74,7 +74,9 @@ def test_a_stream_that_breaks_ends_in_one_error_event_and_never_done(run):
     async def main():
         for fault in ("cut:3", "error:3", "no-done", "early-done:3"):
             engine = FakeEngine(script=lambda body, f=fault: f)
-            async with routed(engine, FakeEngine("spare", role="aggregated", script=lambda b: "status:500")) as bench:
+            async with routed(
+                engine, FakeEngine("spare", role="aggregated", script=lambda b: "status:500")
+            ) as bench:
                 while True:
                     answer = await bench.client.complete(stream=True)
                     if answer.status == 200:
@@ -139,7 +141,11 @@ def test_a_client_that_leaves_is_cancelled_upstream_in_every_phase(run):
     async def main():
         engine = FakeEngine(tokens=1000, gap_s=0.01)
         stalled = FakeEngine("e1", script=lambda body: "stall")
-        for target, body in ((engine, {"stream": True}), (engine, {"stream": False}), (stalled, {"stream": True})):
+        for target, body in (
+            (engine, {"stream": True}),
+            (engine, {"stream": False}),
+            (stalled, {"stream": True}),
+        ):
             async with routed(target) as bench:
                 call = asyncio.create_task(bench.client.complete(**body))
                 await until(lambda t=target: t.num_running == 1)

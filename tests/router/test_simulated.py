@@ -11,17 +11,22 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from conftest import Bench, Client, events, until
+from router_bench import Bench, Client, events, until
 
 from dynctl.http1.server import serve
 from dynctl.router.config import EngineTarget, RouterConfig, make_settings
 from dynctl.router.run import Router
 from dynctl.sim.api.routes import Api
 from dynctl.sim.engine import SimEngine
-from dynctl.sim.options import SimOptions
-from dynctl.sim.text import MODEL_DIR, TextModel
+from dynctl.sim.options import MODEL_DIR, SimOptions
+from dynctl.sim.text import TextModel
 
-FAST = {"prefill_us_per_token": 20.0, "prefill_base_ms": 0.5, "decode_ms": 0.5, "decode_us_per_seq": 5.0}
+FAST = {
+    "prefill_us_per_token": 20.0,
+    "prefill_base_ms": 0.5,
+    "decode_ms": 0.5,
+    "decode_us_per_seq": 5.0,
+}
 
 
 @pytest.fixture
@@ -82,7 +87,11 @@ async def routed_sims(*sims, policy="kv", settings=None, tokenizer=str(MODEL_DIR
         bench.text = text
         try:
             workers = router.desk.workers
-            await until(lambda: len(workers.all()) == len(sims) and all(w.is_serving() for w in workers.all()))
+            await until(
+                lambda: (
+                    len(workers.all()) == len(sims) and all(w.is_serving() for w in workers.all())
+                )
+            )
             if tokenizer:
                 await until(lambda: all(w.parity == "verified" for w in workers.all()))
             yield bench
@@ -99,7 +108,12 @@ def prompt_of(rng, words, num_tokens):
 async def generate(bench, prompt, num_tokens, **extra):
     """Complete a prompt of token ids as a stream; return the ids that came."""
     answer = await bench.client.complete(
-        model="sim", prompt=prompt, max_tokens=num_tokens, stream=True, return_token_ids=True, **extra
+        model="sim",
+        prompt=prompt,
+        max_tokens=num_tokens,
+        stream=True,
+        return_token_ids=True,
+        **extra,
     )
     assert answer.status == 200, answer.body
     data = events(answer.body)
@@ -111,7 +125,9 @@ async def generate(bench, prompt, num_tokens, **extra):
     return ids
 
 
-def test_conversations_stay_where_their_prefix_is_cached_and_the_prediction_is_exact(run, short_dir):
+def test_conversations_stay_where_their_prefix_is_cached_and_the_prediction_is_exact(
+    run, short_dir
+):
     async def main():
         rng = random.Random(5)
         sims = [Sim(f"e{i}", short_dir) for i in range(2)]
@@ -119,7 +135,7 @@ def test_conversations_stay_where_their_prefix_is_cached_and_the_prediction_is_e
             words = bench.text.words
             system = prompt_of(rng, words, 96)
             talks = [system + prompt_of(rng, words, 60) for _ in range(6)]
-            for turn in range(4):
+            for _ in range(4):
                 for i, talk in enumerate(talks):
                     said = await generate(bench, talk, 20)
                     assert said == bench.engines[0].engine.chain.continuation(talk, 20)
@@ -153,7 +169,10 @@ def test_text_and_chat_are_matched_by_tokens_too(run, short_dir):
                 content = json.loads(answer.body)["choices"][0]["message"]["content"]
                 messages += [
                     {"role": "assistant", "content": content},
-                    {"role": "user", "content": "and now something longer, please, with many words " * 4},
+                    {
+                        "role": "user",
+                        "content": "and now something longer, please, with many words " * 4,
+                    },
                 ]
                 await asyncio.sleep(0.05)
 
@@ -162,7 +181,11 @@ def test_text_and_chat_are_matched_by_tokens_too(run, short_dir):
             for turn in (second, third):
                 assert turn["overlap_tokens"] == turn["cached_tokens"] > 100
             assert len({d["engine"] for d in (first, second, third)}) == 1
-            assert bench.desk.metrics.tokenized.value("inline") + bench.desk.metrics.tokenized.value("thread") == 3
+            assert (
+                bench.desk.metrics.tokenized.value("inline")
+                + bench.desk.metrics.tokenized.value("thread")
+                == 3
+            )
 
     run(main)
 
@@ -170,7 +193,11 @@ def test_text_and_chat_are_matched_by_tokens_too(run, short_dir):
 def test_prefill_hands_over_to_decode_and_every_token_is_right(run, short_dir):
     async def main():
         rng = random.Random(7)
-        sims = [Sim("p0", short_dir, "prefill"), Sim("d0", short_dir, "decode"), Sim("d1", short_dir, "decode")]
+        sims = [
+            Sim("p0", short_dir, "prefill"),
+            Sim("d0", short_dir, "decode"),
+            Sim("d1", short_dir, "decode"),
+        ]
         async with routed_sims(*sims) as bench:
             chain = sims[0].engine.chain
             prompts = [prompt_of(rng, bench.text.words, rng.randrange(3, 400)) for _ in range(20)]
@@ -182,7 +209,11 @@ def test_prefill_hands_over_to_decode_and_every_token_is_right(run, short_dir):
             assert metrics.handoffs.value("ok") == 20
             assert metrics.handoffs.value("rejected") == 0
             assert not metrics.local_prefill._values
-            used = {d["engine"] for d in json.loads(bench.desk.ring.to_json(100)) if d["leg"] == "decode"}
+            used = {
+                d["engine"]
+                for d in json.loads(bench.desk.ring.to_json(100))
+                if d["leg"] == "decode"
+            }
             assert used == {"d0", "d1"}
             bench.assert_books_balance()
 
@@ -195,10 +226,6 @@ def test_without_a_prefill_engine_decode_engines_do_it_themselves(run, short_dir
         sims = [Sim("p0", short_dir, "prefill"), Sim("d0", short_dir, "decode")]
         async with routed_sims(*sims) as bench:
             chain = sims[1].engine.chain
-            many = await bench.client.complete(model="sim", prompt="a b c", n=2, max_tokens=3)
-            assert many.status == 200
-            assert bench.desk.metrics.local_prefill.value("many_sequences") == 1
-
             await sims[0].stop()
             prompt = prompt_of(rng, bench.text.words, 100)
             assert await generate(bench, prompt, 8) == chain.continuation(prompt, 8)
@@ -268,10 +295,13 @@ def test_killing_an_engine_breaks_its_streams_once_and_replaces_what_has_not_beg
             async with Router(config) as router:
                 client = Client(router.port)
                 bench = Bench(router, (), client)
-                await until(lambda: all(w.is_serving() for w in bench.desk.workers.all()), 30)
+                workers = bench.desk.workers
+                await until(lambda: sum(w.is_serving() for w in workers.all()) == 2, 30)
 
                 async def stream():
-                    answer = await client.complete(model="sim", prompt="tell me", max_tokens=200, stream=True)
+                    answer = await client.complete(
+                        model="sim", prompt="tell me", max_tokens=200, stream=True
+                    )
                     return answer.status, answer.body
 
                 begun = [asyncio.create_task(stream()) for _ in range(4)]

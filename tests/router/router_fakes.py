@@ -57,7 +57,9 @@ class FakeEngine:
             body = json.loads(exchange.request.body)
             self.requests.append(body)
             self.headers.append(dict(exchange.request.headers))
-            task = asyncio.create_task(self._answer(exchange, body, path.endswith("chat/completions")))
+            task = asyncio.create_task(
+                self._answer(exchange, body, path.endswith("chat/completions"))
+            )
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             exchange.on_gone = lambda: self._gone(task)
@@ -75,7 +77,10 @@ class FakeEngine:
             if fault == "refuse":
                 exchange.abort()
             elif fault == "status":
-                error = {"message": f"status {number} from 10.1.2.3:8000 at /srv/models/x", "code": int(number)}
+                error = {
+                    "message": f"status {number} from 10.1.2.3:8000 at /srv/models/x",
+                    "code": int(number),
+                }
                 exchange.respond(int(number), json.dumps({"error": error}).encode())
             elif fault == "stall":
                 await asyncio.sleep(3600)
@@ -103,7 +108,14 @@ class FakeEngine:
         text = "".join(f" {self.name}{i}" for i in range(self.tokens))
         choice = {"index": 0, "finish_reason": "length"}
         choice |= {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
-        return {"id": "x", "object": "x", "created": 1, "model": MODEL, "choices": [choice], "usage": self.usage()}
+        return {
+            "id": "x",
+            "object": "x",
+            "created": 1,
+            "model": MODEL,
+            "choices": [choice],
+            "usage": self.usage(),
+        }
 
     def _prefill_answer(self, body, is_chat):
         params = {
@@ -121,7 +133,9 @@ class FakeEngine:
     def chunk(self, is_chat, text, finish=None, **extra):
         choice = {"index": 0, "finish_reason": finish}
         choice |= {"delta": {"content": text}} if is_chat else {"text": text}
-        return self.event({"id": "x", "object": "x", "created": 1, "model": MODEL, "choices": [choice], **extra})
+        return self.event(
+            {"id": "x", "object": "x", "created": 1, "model": MODEL, "choices": [choice], **extra}
+        )
 
     @staticmethod
     def event(document):
@@ -133,8 +147,23 @@ class FakeEngine:
         has_usage = (body.get("stream_options") or {}).get("include_usage")
         extra = {"usage": None} if has_usage else {}
         if is_chat:
-            first = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-            send(self.event({"id": "x", "object": "x", "created": 1, "model": MODEL, "choices": [first], **extra}))
+            first = {
+                "index": 0,
+                "delta": {"role": "assistant", "content": ""},
+                "finish_reason": None,
+            }
+            send(
+                self.event(
+                    {
+                        "id": "x",
+                        "object": "x",
+                        "created": 1,
+                        "model": MODEL,
+                        "choices": [first],
+                        **extra,
+                    }
+                )
+            )
         for i in range(self.tokens):
             if fault == "cut" and i == number:
                 exchange.abort()
@@ -154,7 +183,18 @@ class FakeEngine:
             send(self.chunk(is_chat, f" {self.name}{i}", finish, **extra))
             await asyncio.sleep(self.gap_s)
         if has_usage:
-            send(self.event({"id": "x", "object": "x", "created": 1, "model": MODEL, "choices": [], "usage": self.usage()}))
+            send(
+                self.event(
+                    {
+                        "id": "x",
+                        "object": "x",
+                        "created": 1,
+                        "model": MODEL,
+                        "choices": [],
+                        "usage": self.usage(),
+                    }
+                )
+            )
         if fault != "no-done":
             send(b"data: [DONE]\n\n")
         exchange.finish()
