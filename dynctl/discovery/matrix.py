@@ -10,20 +10,25 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-LINK = r"NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC"
-P2P = r"OK|CNS|GNS|TNS|NS|DR|U"
+from dynctl.discovery.header import (
+    LINK,
+    MAX_DEVICES,
+    P2P,
+    ROW,
+    Header,
+    header_at,
+    mend_header,
+)
+
 _CELL = re.compile(rf"X|{LINK}|{P2P}")
 _LINK_RUN = re.compile(rf"(?:X|{LINK})+")
 _P2P_RUN = re.compile(rf"(?:X|{P2P})+")
-_LABEL = r"GPU\d{1,3}|NIC\d{1,3}|(?:mlx\d|hfi1|bnxt_re|irdma|qedr|efa|rxe|siw|ib|roce)\w*"
 _GPU = re.compile(r"GPU(\d{1,3})\Z")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\[\d{0,2}(?:;\d{1,2})*m")
-_ROW = re.compile(rf"(?:^|[\s#>:\]])({_LABEL})(?=[\s]+(?:X|{LINK}|{P2P})(?:\s|X|{LINK}|\d|\Z))")
-_TAIL_START = re.compile(r"CPU\s*Affinity|NUMA\s*Affinity|GPU\s*NUMA|\bCPU\b|\bNUMA\b")
 _CPU_LIST = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*\Z")
 _MAX_LINE_CHARS = 20_000
 _MAX_LINES = 5_000
-_MAX_DEVICES = 160
+_MAX_NVLINKS = 36
 
 
 @dataclass(slots=True)
@@ -49,15 +54,6 @@ class Matrix:
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Header:
-    columns: list[str]
-    tail_names: list[str]
-    tail_at: int
-    """Column of the text where the first tail label starts; -1 when there is none."""
-    line: int
-
-
 def clean_lines(text: str) -> list[str]:
     """Split a stream into lines without colour codes, quote marks and table borders."""
     lines = []
@@ -73,16 +69,16 @@ def read_matrices(text: str) -> list[Matrix]:
     """Find every matrix of a stream, in order; blocks without a header are read by their row labels."""
     lines = clean_lines(text)
     found: list[Matrix] = []
-    header: _Header | None = None
+    header: Header | None = None
     block: list[tuple[int, str, str]] = []
     at = 0
     while at < len(lines):
-        new_header, used = _header_at(lines, at)
+        new_header, used = header_at(lines, at)
         if new_header is not None:
             found += _close(header, block)
             header, block, at = new_header, [], at + used
             continue
-        match = _ROW.search(lines[at])
+        match = ROW.search(lines[at])
         if match is None or (header is not None and _is_foreign(match[1], header)):
             if block and not lines[at].strip():
                 # A blank line ends a block once every promised row was seen; a wrapped block may hold some.
@@ -98,7 +94,7 @@ def read_matrices(text: str) -> list[Matrix]:
     return found + _close(header, block)
 
 
-def _is_foreign(label: str, header: _Header) -> bool:
+def _is_foreign(label: str, header: Header) -> bool:
     return label not in header.columns and not label.startswith(("GPU", "NIC"))
 
 
@@ -106,77 +102,16 @@ def _ends_block(line: str) -> bool:
     return bool(re.match(r"\s*(?:NIC )?Legend\s*:|\s*[-=]{5,}.*\w", line))
 
 
-def _header_at(lines: Sequence[str], at: int) -> tuple[_Header | None, int]:
-    """Read a header that starts on this line; it may be wrapped over several."""
-    line = lines[at]
-    match = re.search(r"(?:^|[\s#>:\]])(GPU\d{1,3})(?=\s|GPU|NIC|CPU|\Z)", line)
-    if match is None or _ROW.search(line):
-        return None, 0
-    text, used = line[match.start(1) :], 1
-    start = match.start(1)
-    while at + used < len(lines) and used < 8 and _continues_header(lines[at + used], text):
-        text += " " + lines[at + used].strip("\n")
-        used += 1
-    tail = _TAIL_START.search(text)
-    devices = text[: tail.start()] if tail else text
-    columns = _labels(devices)
-    if not columns or len(columns) > _MAX_DEVICES:
-        return None, 0
-    return _Header(
-        columns,
-        _tail_names(text[tail.start() :]) if tail else [],
-        start + tail.start() if tail and used == 1 else -1,
-        at + 1,
-    ), used
-
-
-def _continues_header(line: str, so_far: str) -> bool:
-    """A wrapped header goes on with device labels or tail labels and holds no cell."""
-    words = line.split()
-    if not words or _ROW.search(line):
-        return False
-    known = re.compile(rf"(?:{_LABEL}|CPU|NUMA|Affinity|GPU|ID)\Z")
-    if not all(known.match(word) for word in words):
-        return False
-    return not (words[0].startswith("GPU") and words[0] in _labels(so_far))
-
-
-def _labels(text: str) -> list[str]:
-    columns: list[str] = []
-    for word in text.split():
-        glued = re.findall(r"(?:GPU|NIC)\d{1,3}", word)
-        if glued and "".join(glued) == word:
-            columns += glued
-        elif re.match(r"[A-Za-z][\w.:-]{1,40}\Z", word):
-            columns.append(word)
-        else:
-            return columns
-    return columns
-
-
-def _tail_names(text: str) -> list[str]:
-    """Which of the three affinity columns a header names, in order."""
-    names = []
-    if re.search(r"CPU", text):
-        names.append("cpu")
-    rest = re.sub(r"GPU\s*NUMA(?:\s*ID)?", " ", text)
-    if re.search(r"NUMA", rest):
-        names.append("numa")
-    if rest != text:
-        names.append("gpu_numa")
-    return names
-
-
-def _with_continuations(lines: Sequence[str], at: int, header: _Header | None) -> tuple[str, int]:
+def _with_continuations(lines: Sequence[str], at: int, header: Header | None) -> tuple[str, int]:
     """Join the lines a row was wrapped onto: those that hold only cells or affinities and no label."""
     text, used = lines[at], 1
-    match = _ROW.search(text)
+    match = ROW.search(text)
     assert match is not None
     want = len(header.columns) if header else 0
     while at + used < len(lines) and used < 12:
         following = lines[at + used]
         stripped = following.strip()
-        if not stripped or _ROW.search(following) or not _is_only_cells(stripped):
+        if not stripped or ROW.search(following) or not _is_only_cells(stripped):
             break
         cells = _count_cells(text[match.end(1) :])
         if want and cells >= want and (_has_affinity(text) or not header or not header.tail_names):
@@ -221,7 +156,7 @@ def _join(text: str, following: str) -> str:
     return text + " " + following.lstrip()
 
 
-def _close(header: _Header | None, block: Sequence[tuple[int, str, str]]) -> list[Matrix]:
+def _close(header: Header | None, block: Sequence[tuple[int, str, str]]) -> list[Matrix]:
     """Make the matrix of one block of rows."""
     if not block:
         return []
@@ -230,6 +165,8 @@ def _close(header: _Header | None, block: Sequence[tuple[int, str, str]]) -> lis
     )
     if header is not None:
         columns, tail_names, line = list(header.columns), header.tail_names, header.line
+        labels = list(dict.fromkeys(label for _, label, _ in block))
+        columns = mend_header(columns, labels, is_cut=not tail_names and not is_p2p)
     else:
         columns = list(dict.fromkeys(label for _, label, _ in block))
         tail_names, line = ["cpu", "numa", "gpu_numa"], block[0][0]
@@ -247,14 +184,14 @@ def _close(header: _Header | None, block: Sequence[tuple[int, str, str]]) -> lis
     return [matrix]
 
 
-def _read_row(number: int, label: str, text: str, matrix: Matrix, header: _Header | None) -> Row:
+def _read_row(number: int, label: str, text: str, matrix: Matrix, header: Header | None) -> Row:
     """Place the cells of one row: by its tabs when they hold, else by the diagonal."""
     count, own = len(matrix.columns), matrix.columns.index(label)
     if "\t" in text:
         row = _by_tabs(number, label, text, count, own, matrix)
         if row is not None:
             return row
-    words, tail = _split_cells(text, count)
+    words, tail = _split_cells(text, MAX_DEVICES)
     cells: list[str | None] = [None] * count
     where = [i for i, word in enumerate(words) if word == "X"]
     if len(where) != 1:
@@ -266,6 +203,8 @@ def _read_row(number: int, label: str, text: str, matrix: Matrix, header: _Heade
             cells[:own] = before
         if len(after) == count - own - 1:
             cells[own + 1 :] = after
+            if _may_be_cut(label, after[-1] if after else None, bool(tail), matrix):
+                cells[-1] = None
         if None in cells:
             matrix.notes.append(
                 f"line {number}: row {label} has {len(words)} cells for {count} columns"
@@ -279,7 +218,7 @@ def _by_tabs(
     """Read a row whose tabs are whole; None when cells were glued, lost or doubled."""
     parts = [part.strip() for part in text.split("\t")[1:]]
     cells = parts[:count]
-    if len(cells) <= own or cells[own] != "X":
+    if len(cells) <= own or cells[own] != "X" or _run("".join(parts[count : count + 1])):
         return None
     if not all(_CELL.fullmatch(cell) for cell in cells if cell):
         return None
@@ -292,6 +231,8 @@ def _by_tabs(
         matrix.notes.append(f"line {number}: row {label} is cut")
     elif "" in cells:
         matrix.notes.append(f"line {number}: row {label} has an empty cell")
+    elif _may_be_cut(label, cells[-1], bool(parts[count:]), matrix):
+        cells[-1] = ""
     tail = parts[count:]
     names = matrix.tail_names
     if len(tail) == len(names) + 1 and len(tail) >= 2 and not tail[-2]:
@@ -300,9 +241,15 @@ def _by_tabs(
     return Row(label, number, [cell or None for cell in cells], [part or None for part in tail])
 
 
-def _split_cells(text: str, count: int) -> tuple[list[str], str]:
+def _may_be_cut(label: str, last: str | None, has_tail: bool, matrix: Matrix) -> bool:
+    """A GPU row that ends in its last cell, without its affinities, may end in the middle of it: NV1 of NV18."""
+    is_gpu = label.startswith("GPU") and bool(matrix.tail_names) and not has_tail
+    return is_gpu and bool(last) and str(last).startswith("NV")
+
+
+def _split_cells(text: str, count: int) -> tuple[list[str | None], str]:
     """Take up to `count` cells from the left, also out of words that ran together; return them and the rest."""
-    words: list[str] = []
+    words: list[str | None] = []
     end = 0
     for match in re.finditer(r"\S+", text):
         if len(words) >= count:
@@ -313,12 +260,19 @@ def _split_cells(text: str, count: int) -> tuple[list[str], str]:
         words += _CELL.findall(run[0])
         end = match.start() + run.end()
         if run.end() < len(match[0]):
+            # `NV40-23` is NV4 and 0-23, or NV40 and a rest: where the digits part cannot be told.
+            words[-1] = None if str(words[-1]).startswith("NV") else words[-1]
             break
-    return words, text[end:]
+    return [None if word and _is_no_count(word) else word for word in words], text[end:]
+
+
+def _is_no_count(word: str) -> bool:
+    """No GPU has that many NVLinks: a digit of the next column ran into the cell."""
+    return word.startswith("NV") and int(word[2:]) > _MAX_NVLINKS
 
 
 def _tail_by_words(
-    tail: str, text: str, label: str, matrix: Matrix, header: _Header | None
+    tail: str, text: str, label: str, matrix: Matrix, header: Header | None
 ) -> list[str | None]:
     """Assign the words behind the cells to the affinity columns; an empty one is seen by where the next word stands."""
     names = matrix.tail_names

@@ -23,7 +23,8 @@ for device in "$base"/*; do
   show "$device/node_guid"
   show "$device/sys_image_guid"
   show "$device/device/numa_node"
-  bus=$(readlink -f "$device/device" 2>/dev/null) && echo "$device/pci:${bus##*/}"
+  bus=$(sed -n 's/^PCI_SLOT_NAME=//p' "$device/device/uevent" 2>/dev/null)
+  [ -n "$bus" ] && echo "$device/pci:$bus"
   for net in "$device"/device/net/*; do
     [ -e "$net" ] && echo "$device/netdev:${net##*/}"
   done

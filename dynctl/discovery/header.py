@@ -1,0 +1,109 @@
+"""The header of a matrix: which devices its columns are, and the vocabulary of cells and labels.
+
+Not here: rows (`matrix`).
+Pure.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LINK = r"NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC"
+"""Cells of `topo -m`."""
+P2P = r"OK|CNS|GNS|TNS|NS|DR|U"
+"""Cells of `topo -p2p`."""
+MAX_DEVICES = 160
+_LABEL = r"GPU\d{1,3}|NIC\d{1,3}|(?:mlx\d|hfi1|bnxt_re|irdma|qedr|efa|rxe|siw|ib|roce)\w*"
+_NUMBERED = re.compile(r"(?:GPU|NIC)\d{1,3}")
+ROW = re.compile(rf"(?:^|[\s#>:\]])({_LABEL})(?=[\s]+(?:X|{LINK}|{P2P})(?:\s|X|{LINK}|\d|\Z))")
+_TAIL_START = re.compile(r"CPU\s*Affinity|NUMA\s*Affinity|GPU\s*NUMA|\bCPU\b|\bNUMA\b")
+
+
+@dataclass(slots=True)
+class Header:
+    """One header line, perhaps joined from several."""
+
+    columns: list[str]
+    tail_names: list[str]
+    tail_at: int
+    """Column of the text where the first tail label starts; -1 when there is none."""
+    line: int
+
+
+def header_at(lines: Sequence[str], at: int) -> tuple[Header | None, int]:
+    """Read a header that starts on this line; it may be wrapped over several."""
+    line = lines[at]
+    match = re.search(r"(?:^|[\s#>:\]])(GPU\d{1,3})(?=\s|GPU|NIC|CPU|\Z)", line)
+    if match is None or ROW.search(line):
+        return None, 0
+    text, used = line[match.start(1) :], 1
+    start = match.start(1)
+    while at + used < len(lines) and used < 8 and _continues_header(lines[at + used], text):
+        text += " " + lines[at + used].strip("\n")
+        used += 1
+    tail = _TAIL_START.search(text)
+    devices = text[: tail.start()] if tail else text
+    columns = _labels(devices)
+    if not columns or len(columns) > MAX_DEVICES:
+        return None, 0
+    return Header(
+        columns,
+        _tail_names(text[tail.start() :]) if tail else [],
+        start + tail.start() if tail and used == 1 else -1,
+        at + 1,
+    ), used
+
+
+def _continues_header(line: str, so_far: str) -> bool:
+    """A wrapped header goes on with device labels or tail labels and holds no cell."""
+    words = line.split()
+    if not words or ROW.search(line):
+        return False
+    known = re.compile(rf"(?:{_LABEL}|CPU|NUMA|Affinity|GPU|ID)\Z")
+    if not all(known.match(word) for word in words):
+        return False
+    return not (words[0].startswith("GPU") and words[0] in _labels(so_far))
+
+
+def _labels(text: str) -> list[str]:
+    columns: list[str] = []
+    for word in text.split():
+        glued = re.findall(r"(?:GPU|NIC)\d{1,3}", word)
+        if glued and "".join(glued) == word:
+            columns += glued
+        elif re.match(r"[A-Za-z][\w.:-]{1,40}\Z", word):
+            columns.append(word)
+        else:
+            return columns
+    return columns
+
+
+def _tail_names(text: str) -> list[str]:
+    """Which of the three affinity columns a header names, in order."""
+    names = []
+    if re.search(r"CPU", text):
+        names.append("cpu")
+    rest = re.sub(r"GPU\s*NUMA(?:\s*ID)?", " ", text)
+    if re.search(r"NUMA", rest):
+        names.append("numa")
+    if rest != text:
+        names.append("gpu_numa")
+    return names
+
+
+def mend_header(columns: list[str], labels: list[str], *, is_cut: bool) -> list[str]:
+    """Complete a header that lost labels by those of the rows: the matrix is square.
+
+    A header without its affinity columns was cut, perhaps in the middle of its last label.
+    """
+    if is_cut and len(labels) >= len(columns) and labels[: len(columns) - 1] == columns[:-1]:
+        return labels
+    if is_cut:
+        columns = [c for c in columns if c in labels or _NUMBERED.fullmatch(c)]
+    everyone = set(columns) | set(labels)
+    if everyone == set(columns):
+        return columns
+    if all(_NUMBERED.fullmatch(label) for label in everyone):
+        return sorted(everyone, key=lambda label: (label[:3], int(label[3:])))
+    in_order = iter(labels)
+    return labels if all(column in in_order for column in columns) else columns
