@@ -32,7 +32,7 @@ for base in /dev/shm "${TMPDIR:-/tmp}" "/run/user/$(id -u)" "$HOME"; do
 done
 [ -n "$dir" ] || { echo 'no directory can be written: /dev/shm, /tmp and the home directory are full or read-only' >&2; exit 73; }
 trap 'rm -rf "$dir"' EXIT
-trap 'exit 129' HUP INT TERM
+trap 'exit 129' HUP INT TERM PIPE
 limited() {
   if command -v timeout >/dev/null 2>&1; then timeout -k 1 LIMIT sh -c "$1"; return; fi
   sh -c "$1" & child=$!

@@ -202,7 +202,7 @@ def parse_processes(text: str) -> tuple[tuple[GpuProcessFacts, ...], bool]:
             at = list(columns).index("process_name")
             cells = [
                 *cells[:at],
-                ",".join(cells[at : at + surplus + 1]),
+                ", ".join(cells[at : at + surplus + 1]),
                 *cells[at + surplus + 1 :],
             ]
         row = dict(zip(columns, cells, strict=False))
