@@ -7,6 +7,7 @@ Not here: what the events say (`events`), reading (`reader`). IO: zmq sockets, e
 import asyncio
 from collections import deque
 from pathlib import Path
+from typing import TypeGuard
 
 import zmq
 
@@ -42,6 +43,7 @@ class EventPublisher:
         self._replays: deque[tuple[list[bytes], int]] = deque()
         self._retry: asyncio.TimerHandle | None = None
         self.topic = topic
+        self._files = [_path(place) for place in (endpoint, replay_endpoint) if _is_ipc(place)]
         try:
             self.endpoint = _bind(self._pub, endpoint)
             self.replay_endpoint = (
@@ -81,6 +83,8 @@ class EventPublisher:
                 self._loop.remove_reader(self._router.fileno())
             self._router.close(linger=0)
         self._pub.close(linger=0)
+        for path in self._files:
+            path.unlink(missing_ok=True)
 
     def _on_readable(self) -> None:
         if self._router is None or self._router.closed:
@@ -124,6 +128,14 @@ class EventPublisher:
             return  # the reader is gone or full: it will ask again
 
 
+def _is_ipc(endpoint: str | None) -> TypeGuard[str]:
+    return endpoint is not None and endpoint.startswith("ipc://")
+
+
+def _path(endpoint: str) -> Path:
+    return Path(endpoint.removeprefix("ipc://"))
+
+
 def _bind(socket: "zmq.Socket[bytes]", endpoint: str) -> str:
     """Bind and return the resolved endpoint.
 
@@ -132,8 +144,8 @@ def _bind(socket: "zmq.Socket[bytes]", endpoint: str) -> str:
     """
     socket.setsockopt(zmq.SNDHWM, _HWM)
     socket.setsockopt(zmq.LINGER, 0)
-    if endpoint.startswith("ipc://"):
-        Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)  # left by an earlier run
+    if _is_ipc(endpoint):
+        _path(endpoint).unlink(missing_ok=True)  # left by an earlier run
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:

@@ -237,11 +237,13 @@ class SimEngine:
         self._is_delivering = (
             True  # listeners may stop requests; the next step is planned once, below
         )
-        for output in outputs:
-            self._deliver(output, said_before[output.sequence], now_s)
-        self._is_delivering = False
-        if not self._is_hung:
-            self._plan(max(end_s, now_s - _MAX_CATCH_UP_S))
+        try:
+            for output in outputs:
+                self._deliver(output, said_before[output.sequence], now_s)
+        finally:
+            self._is_delivering = False
+            if not self._is_hung:
+                self._plan(max(end_s, now_s - _MAX_CATCH_UP_S))
 
     def _deliver(self, output: Output, previous_s: float | None, now_s: float) -> None:
         sequence = output.sequence
@@ -254,6 +256,8 @@ class SimEngine:
             self._forget(sequence, output.finish_reason)
         elif sequence in self._request_faults:
             self._strike_request(sequence, num_output=sequence.num_output, in_prefill=False)
+            if sequence not in self._listeners:
+                return  # cut
         listener.on_output(output)
 
     def _forget(self, sequence: SimSequence, reason: str) -> None:

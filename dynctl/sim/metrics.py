@@ -238,13 +238,14 @@ class EngineMetrics:
         yield self._gauge("num_requests_waiting", {"": waiting})
         by_reason = {"capacity": waiting - deferred, "deferred": deferred}
         yield self._gauge("num_requests_waiting_by_reason", by_reason, "reason")
-        in_progress = gauges["in_progress"]
-        stages = {
-            "waiting_to_start": 0,
-            "in_progress": in_progress,
-            "completed_waiting": deferred - in_progress,
-        }
-        yield self._gauge("num_requests_kv_fetch_by_stage", stages, "stage")
+        if self._has_connector:
+            in_progress = gauges["in_progress"]
+            stages = {
+                "waiting_to_start": 0,
+                "in_progress": in_progress,
+                "completed_waiting": deferred - in_progress,
+            }
+            yield self._gauge("num_requests_kv_fetch_by_stage", stages, "stage")
         sleep = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
         yield self._gauge("engine_sleep_state", sleep, "sleep_state")
         yield self._gauge("kv_cache_usage_perc", {"": gauges["usage"]})

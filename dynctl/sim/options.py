@@ -9,7 +9,38 @@ from pathlib import Path
 
 from dynctl.errors import UsageError
 from dynctl.sim.faults import parse_fault
-from dynctl.sim.text import MODEL_DIR
+
+HELP = {
+    "model": "Name served under /v1/models.",
+    "uds": "Serve on this Unix socket.",
+    "listen": "Serve on HOST:PORT; port 0 takes a free one and prints it.",
+    "tokenizer": "Model directory with tokenizer.json and tokenizer_config.json, instead of the one shipped.",
+    "role": "both, prefill or decode; the last two need --side-channel. A label: every engine can do both.",
+    "seed": "Of the hash chain that stands for the model; engines of one deployment share it.",
+    "eos_every": "Say end-of-sequence about once in so many tokens; 0: never.",
+    "block_size": "Tokens per KV block.",
+    "num_blocks": "KV blocks, of which one is never used.",
+    "max_model_len": "Longest prompt and answer together, in tokens.",
+    "max_num_seqs": "Requests that run at once.",
+    "max_num_batched_tokens": "Tokens computed in one step.",
+    "prefill_us_per_token": "Microseconds per prompt token that is not cached.",
+    "prefill_base_ms": "Milliseconds for every step in which a prompt begins.",
+    "decode_ms": "Milliseconds for every step that decodes.",
+    "decode_us_per_seq": "Microseconds per request in a step that decodes.",
+    "kv_events": "Publish KV events here: ipc://PATH or tcp://HOST:PORT.",
+    "kv_replay": "Replay KV events here.",
+    "topic": "Topic of the KV events.",
+    "side_channel": "HOST:PORT that decode engines pull KV from; without it there is no hand-off.",
+    "kv_transfer_mbytes_s": "Megabytes a second of a KV pull.",
+    "kv_bytes_per_token": "KV bytes per token, as pulled.",
+    "shutdown_timeout": "Seconds requests under way may still take after SIGTERM; 0 cuts them at once, as vLLM does.",
+    "control": "Unix socket for faults on demand and facts for tests.",
+    "fault": "A fault from the start, such as die,after_tokens=5; see the documentation of dynctl.sim.faults.",
+}
+"""One line per option, for `--help` here and in `dynctl sim engine`."""
+
+MODEL_DIR = Path(__file__).parent / "model"
+"""The model directory shipped with the simulated engine."""
 
 ROLES = ("both", "prefill", "decode")
 
@@ -19,17 +50,12 @@ class SimOptions:
     """Everything about one engine. Field names are the flags' names."""
 
     model: str = "sim"
-    """Name served under /v1/models."""
     uds: str | None = None
     listen: str | None = None
-    tokenizer: str = str(MODEL_DIR)
-    """Model directory with tokenizer.json and tokenizer_config.json."""
+    tokenizer: str | None = None
     role: str = "both"
-    """For people and logs; with a side channel an engine can always do both, as with vLLM's kv_both."""
     seed: int = 0
-    """Of the hash chain: engines of one deployment share it."""
     eos_every: int = 0
-    """End-of-sequence about once in so many tokens; 0: never."""
     block_size: int = 16
     num_blocks: int = 4096
     max_model_len: int = 8192
@@ -43,14 +69,11 @@ class SimOptions:
     kv_replay: str | None = None
     topic: str = ""
     side_channel: str | None = None
-    """H:P that decode engines pull from; without it there is no KV hand-off."""
     kv_transfer_mbytes_s: float = 10_000.0
     kv_bytes_per_token: int = 131_072
     """Source: an 8B model with grouped-query attention in bfloat16: 2 x 32 layers x 8 heads x 128 x 2 bytes."""
     shutdown_timeout: float = 0.0
-    """Seconds requests under way may still take after SIGTERM; 0 cuts them at once, as vLLM does."""
     control: str | None = None
-    """Unix socket for faults on demand."""
     fault: tuple[str, ...] = ()
 
     def check(self) -> None:
@@ -134,11 +157,12 @@ def parse_args(argv: list[str]) -> SimOptions:
         flag = "--" + option.name.replace("_", "-")
         default = option.default
         if option.name == "fault":
-            parser.add_argument(flag, action="append", default=[], metavar="SPEC")
-        elif isinstance(default, bool | int | float) and default is not None:
-            parser.add_argument(flag, type=type(default), default=default)
+            text = HELP[option.name]
+            parser.add_argument(flag, action="append", default=[], metavar="SPEC", help=text)
+        elif isinstance(default, int | float):
+            parser.add_argument(flag, type=type(default), default=default, help=HELP[option.name])
         else:
-            parser.add_argument(flag, default=default)
+            parser.add_argument(flag, default=default, help=HELP[option.name])
     values = vars(parser.parse_args(argv))
     values["fault"] = tuple(values["fault"])
     options = SimOptions(**values)
@@ -148,4 +172,4 @@ def parse_args(argv: list[str]) -> SimOptions:
 
 def model_dir(options: SimOptions) -> Path:
     """Return the directory that holds the tokenizer."""
-    return Path(options.tokenizer).expanduser()
+    return MODEL_DIR if options.tokenizer is None else Path(options.tokenizer).expanduser()

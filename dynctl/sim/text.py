@@ -17,9 +17,6 @@ from tokenizers import Tokenizer
 
 from dynctl.errors import EngineError
 
-MODEL_DIR = Path(__file__).parent / "model"
-"""The directory shipped with the simulated engine."""
-
 _WORD = re.compile(
     "^[Ġ▁]([a-z]{2,})$"
 )  # byte-level and sentence-piece spellings of a leading space
@@ -37,7 +34,7 @@ class TextModel:
         EngineError: when the directory has no usable tokenizer.
     """
 
-    def __init__(self, model_dir: Path = MODEL_DIR) -> None:
+    def __init__(self, model_dir: Path) -> None:
         try:
             self._tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
             config = json.loads((model_dir / "tokenizer_config.json").read_bytes())

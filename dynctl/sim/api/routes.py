@@ -25,6 +25,7 @@ from dynctl.sim.api.requests import (
 )
 from dynctl.sim.engine import SimEngine
 from dynctl.sim.faults import FaultKind
+from dynctl.sim.options import model_dir
 
 _PLAIN = b"text/plain; version=0.0.4; charset=utf-8"
 _json = msgspec.json.Encoder().encode
@@ -124,7 +125,7 @@ class Api:
             "object": "model",
             "created": self._created_unix_s,
             "owned_by": "dynctl-sim",
-            "root": options.tokenizer,
+            "root": str(model_dir(options)),
             "parent": None,
             "max_model_len": options.max_model_len,
             "permission": [],
