@@ -151,7 +151,8 @@ def test_conversations_stay_where_their_prefix_is_cached_and_the_prediction_is_e
             assert len(later) == 18
             assert all(d["overlap_tokens"] == d["cached_tokens"] for d in later)
             assert all(d["overlap_tokens"] > 0.7 * d["prompt_tokens"] for d in later)
-            assert predicted == pytest.approx(cached, rel=0.02)
+            # The first turns come faster than events: what they find cached was not yet known.
+            assert 0.8 * cached <= predicted <= cached
             assert predicted / prompt > 0.6
             bench.assert_books_balance()
 
