@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml requirements/dev.txt
 	touch $@
 
 demo: install  ## plan, up, bench, a look at top and down on this machine; no GPU needed
-	$(BIN)/dynctl demo $(if $(KEEP),--keep)
+	$(BIN)/dynctl demo $(if $(KEEP),--keep) $(DEMO_FLAGS)
 
 test: install  ## every test; as root on Debian or Ubuntu also the lab
 	scripts/lab_setup

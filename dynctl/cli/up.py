@@ -115,7 +115,9 @@ def _read_or_make(path: Path, found: "Survey", *, must_exist: bool) -> Plan:
 
 
 def _show(comparison: "Comparison", plan: Plan) -> None:
-    say(f"plan {plan.digest[:12]}  {len(comparison.work.goals.hosts)} hosts")
+    digest = plan.digest.removeprefix("sha256:")[:8]
+    count = len(comparison.work.goals.hosts)
+    say(f"plan {digest}  {count} host{'s' if count != 1 else ''}")
     for step in comparison.steps:
         mark = "!" if step.is_disruptive else " "
         say(f" {mark}{step.host_name:<12} {step.kind.value:<8} {clean(step.detail, 300)}")
