@@ -251,7 +251,8 @@ class Flight:
         may_retry = self._has_retried or desk.budget.allows(len(desk.flights))
         # An engine that failed on another's blocks may be well itself.
         may_be_peer = self._handoff.has_used_transfer and fault.reason in verdicts.ANSWERED_BADLY
-        self._may_repeat = may_be_peer or fault.reason in verdicts.REPEATABLE
+        is_repeatable = may_be_peer or fault.reason in verdicts.REPEATABLE
+        self._may_repeat = leg is Leg.MAIN and is_repeatable
         if not may_be_peer:
             if verdicts.blames_engine(fault, call):
                 worker.failed(desk.loop.time())
