@@ -64,6 +64,7 @@ class Wish:
             per_chunk_usage=target.dialect.per_chunk_usage,
             fixed_lengths=target.dialect.fixed_lengths,
             overhead_tokens=count.overhead_tokens,
+            lead_tokens=count.lead_tokens,
             tokens_per_word=count.per_word_tokens,
         )
 
@@ -94,9 +95,24 @@ async def learn_counting(target: Target, workload: Workload) -> TokenCount:
     if first.prompt_tokens is None:
         return TokenCount()
     count = await _fit(target, workload, COMMON)
-    if count.per_word_tokens == 1:
-        return count
-    return await _fit(target, workload, alike(await _weigh(target, workload)))
+    if count.per_word_tokens != 1:
+        count = await _fit(target, workload, alike(await _weigh(target, workload)))
+    return replace(count, tail_tokens=await _tail(target, count))
+
+
+async def _tail(target: Target, count: TokenCount) -> float:
+    """Learn what the chat template adds after the last text, from how much one more exchange adds.
+
+    A message is its header, its text and its close; the tail is the close of the last one and the header of the
+    answer, so two messages more (of one word each) add two tails.
+    """
+    if target.api != "chat":
+        return 0.0
+    word = count.words[0]
+    short = Ask((("user", word),), 1, None)
+    long = Ask((("user", word), ("assistant", word), ("user", word)), 1, None)
+    added = await _count_tokens(target, long) - await _count_tokens(target, short)
+    return max(0.0, added / 2 - count.per_word_tokens)
 
 
 async def _fit(target: Target, workload: Workload, words: tuple[str, ...]) -> TokenCount:
@@ -136,7 +152,11 @@ def _check_length(target: Target, workload: Workload) -> None:
 
 
 async def _count(target: Target, workload: Workload, words: tuple[str, ...], num_words: int) -> int:
-    reply = await target.send(_probe(workload, words, num_words))
+    return await _count_tokens(target, _probe(workload, words, num_words))
+
+
+async def _count_tokens(target: Target, ask: Ask) -> int:
+    reply = await target.send(ask)
     if reply.stream.prompt_tokens is None:
         raise DynctlError(
             f"{target.url} did not count the tokens of a prompt: {reply.outcome} {reply.error}".rstrip()

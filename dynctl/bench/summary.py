@@ -15,6 +15,8 @@ METRIC_TITLES = {
     "e2e_ms": "end to end ms",
     "send_lag_ms": "send lag ms (this client)",
 }
+WARM_MARGIN = 0.02
+"""A hit rate so far above the ideal one cannot come from the run itself."""
 METRIC_COLUMNS = ("metric", "mean", "p50", "p90", "p95", "p99", "p99 95% interval", "samples")
 
 
@@ -125,6 +127,12 @@ def footnotes(report: Report) -> list[str]:
         notes.append(f"PARTIAL: interrupted after {report.measured_s:.1f} s of the measured time")
     if report.client_limited:
         notes.append(f"INVALID: the load generator was the limit: {report.client_limited}")
+    kv = report.kv
+    if kv.cached_ratio is not None and kv.cached_ratio > (kv.ideal_ratio or 0.0) + WARM_MARGIN:
+        notes.append(
+            f"the server had parts of these prompts cached before the run (hit rate {kv.cached_ratio:.0%}, at most "
+            f"{kv.ideal_ratio or 0.0:.0%} from this run alone): use another --seed"
+        )
     if any(s.is_p99_weak for n, s in report.metrics.items() if n in METRIC_TITLES):
         notes.append(f"* fewer than {ENOUGH_FOR_P99} samples: p99 rests on a handful of them")
     if "itl_ms" not in report.metrics and "chunk_gap_ms" in report.metrics:

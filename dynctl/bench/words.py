@@ -40,19 +40,18 @@ class TokenCount:
     overhead_tokens: float = 0.0
     """Chat template and start token."""
     per_word_tokens: float = 1.0
+    tail_tokens: float = 0.0
+    """Of the overhead, what comes after the last text: the end of the user's turn and the start of the answer's."""
+
+    @property
+    def lead_tokens(self) -> float:
+        """Tokens of the template, and of the word every text begins with, that all prompts of a shape share."""
+        return self.overhead_tokens - self.tail_tokens + self.per_word_tokens
 
     @property
     def is_exact(self) -> bool:
         """Whether every word costs the same whole number of tokens, so that lengths can be met exactly."""
         return self.per_word_tokens.is_integer()
-
-    def num_words(self, num_tokens: int) -> int:
-        """How many words make a prompt of `num_tokens` in all; at least one."""
-        return max(1, round((num_tokens - self.overhead_tokens) / self.per_word_tokens))
-
-    def tokens_of(self, num_words: int) -> int:
-        """How many tokens so many words are, without overhead."""
-        return round(num_words * self.per_word_tokens)
 
 
 def fit(words: Sequence[str], short: tuple[int, int], long: tuple[int, int]) -> TokenCount:

@@ -58,7 +58,8 @@ class Workload:
 
     kind: str
     isl: Length
-    """Prompt tokens in all (synthetic), of the suffix (prefix), or of each user turn (multiturn)."""
+    """Tokens of the whole prompt with the chat template (synthetic); of the suffix's text (prefix); of each user
+    turn's text (multiturn)."""
     osl: Length
     shared_tokens: int = 0
     """Length of the prefix that requests of one group share."""
@@ -139,6 +140,9 @@ def _workload(kind: str, values: dict[str, Length], spec: str) -> Workload:
     )
 
 
+FEWEST_WORDS = 3
+"""A text is never shorter, so that even tiny prompts differ; `asked` and `got` in the report then do as well."""
+
 Message = tuple[str, str]
 """Role and text."""
 
@@ -191,13 +195,12 @@ class Script:
         group = rng.randrange(self._workload.groups) if self._workload.groups else None
         tail_tokens, osl_tokens = self._workload.isl.draw(rng), self._workload.osl.draw(rng)
         if group is None:
-            words = self._count.num_words(tail_tokens)
-            return Ask((("user", self._text(rng, words)),), osl_tokens, tail_tokens)
-        head_words = self._head_words()
-        isl_tokens = self._workload.shared_tokens + tail_tokens
-        tail_words = max(1, self._count.num_words(isl_tokens) - head_words)
-        messages = (("system", self._head(group)), ("user", self._text(rng, tail_words)))
-        return Ask(messages, osl_tokens, isl_tokens, group, self._count.tokens_of(head_words))
+            text_tokens = tail_tokens - self._count.overhead_tokens
+            return Ask((("user", self._text(rng, text_tokens)),), osl_tokens, tail_tokens)
+        messages = (("system", self._head(group)), ("user", self._text(rng, tail_tokens)))
+        shared_tokens = self._workload.shared_tokens
+        isl_tokens = self._with_overhead(shared_tokens + tail_tokens)
+        return Ask(messages, osl_tokens, isl_tokens, group, shared_tokens)
 
     def answered(self, ask: Ask, answer: str | None) -> None:
         """Take in the answer to a request of `next`; None: it failed, so that its chat ends."""
@@ -218,22 +221,16 @@ class Script:
         chat.num_turns += 1
         self._busy[chat.number] = chat
         rng = self._rng("turn", chat.number, chat.num_turns)
-        is_first = chat.num_turns == 1
         user_tokens, osl_tokens = self._workload.isl.draw(rng), self._workload.osl.draw(rng)
-        head_words = self._head_words()
-        isl_tokens = self._workload.shared_tokens + user_tokens
-        words = (
-            self._count.num_words(isl_tokens) - head_words
-            if is_first
-            else round(user_tokens / self._count.per_word_tokens)
-        )
-        chat.messages.append(("user", self._text(rng, max(1, words))))
+        chat.messages.append(("user", self._text(rng, user_tokens)))
+        shared_tokens = self._workload.shared_tokens
+        isl_tokens = self._with_overhead(shared_tokens + user_tokens)
         return Ask(
             tuple(chat.messages),
             osl_tokens,
-            isl_tokens if is_first else None,
+            isl_tokens if chat.num_turns == 1 else None,
             chat.group,
-            self._count.tokens_of(head_words),
+            shared_tokens,
             chat.number,
             chat.num_turns,
         )
@@ -244,14 +241,15 @@ class Script:
         group = number % self._workload.groups
         return _Chat(number, group, [("system", self._head(group))])
 
-    def _head_words(self) -> int:
-        return max(1, round(self._workload.shared_tokens / self._count.per_word_tokens))
-
     def _head(self, group: int) -> str:
-        return self._text(self._rng("group", group), self._head_words())
+        return self._text(self._rng("group", group), self._workload.shared_tokens)
 
-    def _text(self, rng: random.Random, num_words: int) -> str:
+    def _text(self, rng: random.Random, num_tokens: float) -> str:
+        num_words = max(FEWEST_WORDS, round(num_tokens / self._count.per_word_tokens))
         return text(rng, self._count.words, num_words)
+
+    def _with_overhead(self, num_tokens: int) -> int:
+        return round(num_tokens + self._count.overhead_tokens)
 
     def _rng(self, *parts: object) -> random.Random:
         return random.Random("/".join(map(str, (self._seed, *parts))))  # noqa: S311 - not a secret

@@ -1,6 +1,7 @@
 """`dynctl bench run`: drive load against a deployment and report what it did."""
 
 import os
+import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,7 +60,12 @@ def run(  # noqa: PLR0917 - one parameter per option
     slo: Annotated[
         str | None, typer.Option(help="Goals at p99 in ms, e.g. ttft=500,itl=40; missed: exit 6.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Same seed, same requests.")] = 1,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Same seed, same requests, which the server may then have cached; default: a new one."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory for result.json and requests.jsonl.")
     ] = None,
@@ -92,7 +98,7 @@ def run(  # noqa: PLR0917 - one parameter per option
         load=parse_load(load),
         duration_s=_positive(parse_duration(duration, "--duration"), "--duration"),
         warmup_s=parse_duration(warmup, "--warmup"),
-        seed=seed,
+        seed=secrets.randbelow(1_000_000) if seed is None else seed,
         slo=parse_slo(slo),
         block_size_tokens=block_size,
     )
@@ -298,7 +304,7 @@ def _show(report: "Report") -> None:
 
     setting = report.setting
     emit(
-        f"{setting.model} at {setting.url}: {setting.workload}, {setting.load}, {report.measured_s:.1f} s\n"
+        f"{setting.model} at {setting.url}: {setting.workload}, {setting.load}, {report.measured_s:.1f} s, seed {setting.seed}\n"
     )
     table(METRIC_COLUMNS, metric_rows(report), right=METRIC_COLUMNS[1:])
     emit("")

@@ -1,4 +1,4 @@
-"""A server with exact delays: the oracle of the bench tests. Counts one token per word plus an overhead."""
+"""A server with exact delays: the oracle of the bench tests. Its tokens are words, a start, and wrappers around messages."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,10 @@ class FakeServer:
     ttft_s: float = 0.02
     gap_s: float = 0.005
     tokens_per_chunk: int = 1
-    overhead: int = 5
+    lead: int = 1
+    """Tokens before everything."""
+    wrapper: tuple[int, int] = (3, 1)
+    """Tokens of a message's header and of its close."""
     tokens_per_word: int = 1
     splits: bool = False
     """Words with an `o` cost a token more."""
@@ -93,11 +96,8 @@ class FakeServer:
             writer.write(b"%x\r\n%b\r\n" % (len(data), data))
 
         is_chat = "chat" in path
-        texts = [m["content"] for m in body["messages"]] if is_chat else [body["prompt"]]
-        words = " ".join(texts).split()
-        prompt_tokens = self.overhead + self.tokens_per_word * len(words)
-        prompt_tokens += sum("o" in word for word in words) if self.splits else 0
-        cached = self._cached(words, prompt_tokens)
+        tokens = self._tokens(body)
+        prompt_tokens, cached = len(tokens), self._cached(tokens)
         num = body["max_tokens"]
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
         if is_chat:
@@ -145,11 +145,28 @@ class FakeServer:
         await writer.drain()
         return True
 
-    def _cached(self, words, prompt_tokens):
-        # One token per word: block i is the words up to its end, found again when all of them were sent before.
+    def _tokens(self, body):
+        header, close = self.wrapper
+        tokens = ["<s>"] * self.lead
+        if "prompt" in body:
+            return tokens + self._words(body["prompt"])
+        for message in body["messages"]:
+            tokens += [f"<{message['role']}>"] * header
+            tokens += self._words(message["content"]) + ["</>"] * close
+        return tokens + ["<assistant>"] * header
+
+    def _words(self, text):
+        return [
+            token
+            for word in text.split()
+            for token in [word] * (self.tokens_per_word + (self.splits and "o" in word))
+        ]
+
+    def _cached(self, tokens):
+        """Count the tokens of whole blocks seen before, never the last token; remember the rest."""
         found, whole = 0, True
-        for end in range(self.block_size, prompt_tokens, self.block_size):
-            key = tuple(words[: max(0, end - self.overhead)])
+        for end in range(self.block_size, len(tokens), self.block_size):
+            key = tuple(tokens[:end])
             whole = whole and key in self._seen
             found = end if whole else found
             self._seen.add(key)

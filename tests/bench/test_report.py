@@ -161,6 +161,12 @@ def test_a_load_generator_at_its_limit_makes_the_run_invalid(client, records, wo
     assert "another machine" in advice(without)
 
 
+def test_one_late_request_is_a_hiccup():
+    made = [answered(i, sent_s=i * 0.1 + (0.05 if i == 7 else 0.0)) for i in range(60)]
+
+    assert report_of(made).client_limited == ""
+
+
 def test_lag_that_is_small_beside_the_ttft_is_no_limit():
     made = [answered(i, ttft_s=2.0, sent_s=i * 0.1 + 0.03) for i in range(50)]
 
@@ -248,6 +254,12 @@ def test_ideal_hits_of_a_turn_are_what_the_turn_before_computed():
     assert ideal_hits([first, second], 7, 0)[1] == 42
 
 
+def test_the_chat_template_is_shared_by_all_prompts():
+    made = [answered(i) for i in range(2)]
+
+    assert ideal_hits(made, 16, 20) == {0: 0, 1: 16}
+
+
 def test_failed_requests_warm_no_ideal_cache():
     records = [failed(0), answered(1, group=0, shared_tokens=50)]
 
@@ -264,6 +276,12 @@ def test_a_hit_rate_far_below_the_ideal_is_worth_a_line():
     made = [answered(i, group=0, shared_tokens=80, cached_tokens=0) for i in range(1200)]
 
     assert "KV hit rate is 0% where 80% is possible" in advice(report_of(made))
+
+
+def test_a_cache_that_was_warm_before_the_run_is_noticed():
+    notes = footnotes(report_of([answered(i, group=0, shared_tokens=16) for i in range(20)]))
+
+    assert any("cached before the run" in note and "--seed" in note for note in notes)
 
 
 def test_the_result_explains_itself_and_survives_json():

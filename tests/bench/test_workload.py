@@ -56,8 +56,8 @@ def test_prefix_groups_share_their_start_and_nothing_else():
     assert all(len(messages) == 1 for messages in heads.values())
     assert heads[0] != heads[1]
     assert len({a.messages[1] for a in asks}) == 40
-    assert {num_words(a) for a in asks} == {45}
-    assert {(a.isl_tokens, a.shared_tokens) for a in asks} == {(50, 20)}
+    assert {num_words(a) for a in asks} == {50}
+    assert {(a.isl_tokens, a.shared_tokens) for a in asks} == {(55, 20)}
 
 
 def test_turn_n_contains_all_earlier_turns_with_the_real_answers():
@@ -82,7 +82,7 @@ def test_turn_n_contains_all_earlier_turns_with_the_real_answers():
     assert third.messages[4] == ("assistant", "answer two")
     assert (first.turn, second.turn, third.turn) == (1, 2, 3)
     assert first.chat == second.chat == third.chat
-    assert first.isl_tokens == 18
+    assert first.isl_tokens == 23
     assert third.isl_tokens is None
 
 
