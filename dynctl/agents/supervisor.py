@@ -58,6 +58,7 @@ class Supervisor:
         self._degraded: dict[str, str] = {}
         self._applying = asyncio.Lock()
         self._is_ending = False
+        self._is_closing = False
         self._dirty = asyncio.Event()
         self._next_change = asyncio.Event()
 
@@ -78,18 +79,18 @@ class Supervisor:
                 runs=lambda: [unit.run for unit in self.units.values() if unit.run],
             )
             await self._recover()
-            chores = [
-                group.create_task(self._save_often(), name="save"),
-                group.create_task(self._tick(reaps=reaps), name="tick"),
-            ]
+            saver = group.create_task(self._save_often(), name="save")
+            ticker = group.create_task(self._tick(reaps=reaps), name="tick")
             try:
                 await body(self)
             finally:
-                for chore in chores:
-                    chore.cancel()
+                ticker.cancel()
                 for unit in self.units.values():
                     await unit.close()
-                await self._save()
+                # Not cancelled: a thread would go on writing beside the last save.
+                self._is_closing = True
+                self._dirty.set()
+                await asyncio.wait([saver])
 
     # What others ask
 
@@ -313,11 +314,13 @@ class Supervisor:
         event.set()
 
     async def _save_often(self) -> None:
-        while True:
+        is_last = False
+        while not is_last:
             await self._dirty.wait()
             self._dirty.clear()
+            is_last = self._is_closing
             await self._save()
-            await asyncio.sleep(_SAVE_PAUSE_S)
+            await asyncio.sleep(0 if is_last else _SAVE_PAUSE_S)
 
     async def _save(self) -> None:
         memory = Memory(self._boot, tuple(record_of(unit) for unit in self.units.values()))

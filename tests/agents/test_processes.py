@@ -143,7 +143,9 @@ def test_scope_wraps_the_program_without_changing_its_pid(tmp_path, spawn, mode,
         os.environ["PATH"] = old_path
 
     async def body():
-        while b"time.sleep" not in Path(f"/proc/{identity.pid}/cmdline").read_bytes()[:200]:
+        # It is the shell script first, and then, under the same PID, the program.
+        program = os.fsencode(sys.executable)
+        while not Path(f"/proc/{identity.pid}/cmdline").read_bytes().startswith(program):
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(body(), 10))

@@ -16,6 +16,13 @@ _STOP_LIMIT_S = 30.0
 # vLLM ends requests still running after this long; less than the stop limit, so that it can end by itself.
 _SHUTDOWN_TIMEOUT_S = 20
 
+UCX_TCP_PORTS = "30000-32699"
+"""Where NIXL's TCP transport listens on the data interface when there is no RDMA: one range a firewall can name.
+
+Below the kernel's range for outgoing connections; UCX takes a free one at random. Source: `UCX_TCP_PORT_RANGE`
+of the UCX in nixl 1.5.1; its listeners were seen there.
+"""
+
 _MANAGED = frozenset(
     {
         "host",
@@ -174,6 +181,8 @@ def _env(wish: EngineWish, places: Places) -> dict[str, str]:
         "VLLM_PORT": str(places.internal_port + 1),
         "VLLM_DP_MASTER_PORT": str(places.internal_port + 12),
         "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(places.internal_port + 13),
+        "VLLM_P2P_SIDE_CHANNEL_PORT": str(places.internal_port + 14),
+        "VLLM_EC_SIDE_CHANNEL_PORT": str(places.internal_port + 15),
         "VLLM_RPC_BASE_PATH": places.directory,
         "VLLM_CACHE_ROOT": f"{places.root}/cache/vllm",
         "VLLM_LOGGING_COLOR": "0",
@@ -190,6 +199,7 @@ def _env(wish: EngineWish, places: Places) -> dict[str, str]:
     if wish.kv_transfer:
         env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = wish.data_address
         env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(wish.side_channel_port)
+        env["UCX_TCP_PORT_RANGE"] = UCX_TCP_PORTS
         if wish.nics:
             env["UCX_NET_DEVICES"] = ",".join(n if ":" in n else f"{n}:1" for n in wish.nics)
     return env
