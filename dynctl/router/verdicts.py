@@ -12,6 +12,9 @@ _REFUSALS = frozenset((400, 404, 405, 413, 415, 422))
 
 _BUSY = frozenset((429, 503))
 
+_RELAY_ERROR = b"x-dynctl-relay-error"
+"""A relay puts it on answers of its own, and takes it off those of engines."""
+
 BLAMED = frozenset(("connect", "closed", "protocol", "timeout", "bad_answer", "error_500"))
 """Faults that count against the engine."""
 
@@ -46,10 +49,8 @@ def judge(
     """Judge a status: None for 200, a Failure that goes to the client as it is, or a Fault of the engine."""
     if status == 200:
         return None
-    is_stamped = any(name == b"x-dynctl-incarnation" for name, _ in headers)
-    if is_relayed and (status == 409 or (status == 404 and not is_stamped)):
-        # The relay's own words: the engine is another one by now, or gone.
-        return Fault("stale", failed(), was_sent=False)
+    if is_relayed and (kind := _field(headers, _RELAY_ERROR)):
+        return _from_relay(kind.decode("ascii", "replace"))
     if status in _REFUSALS:
         return from_engine(status, body)
     if status in _BUSY:
@@ -67,12 +68,23 @@ def judge(
     return Fault("bad_answer", failed())
 
 
+def _from_relay(kind: str) -> Fault:
+    """The relay's own words: the engine is another one by now, not there, or did not answer it."""
+    if kind == "timeout":
+        return late(is_open=False)
+    if kind in {"closed", "protocol"}:
+        return Fault(kind, failed())
+    return Fault("connect" if kind == "connect" else "stale", failed(), was_sent=False)
+
+
+def _field(headers: Iterable[Header], wanted: bytes) -> bytes:
+    return next((value for name, value in headers if name == wanted), b"")
+
+
 def retry_after_s(headers: Iterable[Header]) -> int:
     """How long an engine asks to be left alone: its Retry-After in seconds, 1 without one."""
-    for name, value in headers:
-        if name == b"retry-after" and value.isdigit() and len(value) < 6:
-            return max(1, int(value))
-    return 1
+    value = _field(headers, b"retry-after")
+    return max(1, int(value)) if value.isdigit() and len(value) < 6 else 1
 
 
 def from_upstream(error: UpstreamError, *, is_open: bool) -> Fault:

@@ -54,6 +54,8 @@ class Worker:
         """When any of its streams last brought a token."""
         self.parity = "unverified"
         """Outcome of the tokenizer check: `verified`, `unverified`, `mismatch`."""
+        self.block_size = 0
+        """Tokens; 0 until the engine or its events say it."""
         self.transfer_identity = ""
         """The engine id in its first transfer parameters; fixed for the incarnation."""
         self.prefill = Line(settings.prefill_base_ms, 1000.0 / settings.prefill_tokens_s, 2048.0)
@@ -65,7 +67,7 @@ class Worker:
     def update(self, info: EngineInfo, settings: Settings) -> None:
         """Take newer facts about the same incarnation."""
         self.info = info
-        self.block_size = info.block_size_tokens
+        self.block_size = info.block_size_tokens or self.block_size
         self.capacity_tokens = info.kv_capacity_tokens
         self.slots = info.max_num_seqs or settings.default_slots
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,10 @@ def run():
         asyncio.run(guarded())
 
     return run_on_loop
+
+
+@pytest.fixture
+def short_dir():
+    """A folder whose paths fit a Unix socket address."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="rt") as path:
+        yield Path(path)

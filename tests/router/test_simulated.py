@@ -6,103 +6,13 @@ import os
 import random
 import signal
 import sys
-import tempfile
 from contextlib import asynccontextmanager
-from pathlib import Path
 
-import pytest
 from router_bench import Bench, Client, events, until
+from router_sims import Sim, prompt_of, routed_sims
 
-from dynctl.http1.server import serve
 from dynctl.router.config import EngineTarget, RouterConfig, make_settings
 from dynctl.router.run import Router
-from dynctl.sim.api.routes import Api
-from dynctl.sim.engine import SimEngine
-from dynctl.sim.options import MODEL_DIR, SimOptions
-from dynctl.sim.text import TextModel
-
-FAST = {
-    "prefill_us_per_token": 20.0,
-    "prefill_base_ms": 0.5,
-    "decode_ms": 0.5,
-    "decode_us_per_seq": 5.0,
-}
-
-
-@pytest.fixture
-def short_dir():
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="rt") as path:
-        yield Path(path)
-
-
-class Sim:
-    """One simulated engine in this process."""
-
-    def __init__(self, name, directory, role="aggregated", **options):
-        self.name = name
-        self.role = role
-        side = "127.0.0.1:0" if role != "aggregated" else None
-        events_at = f"ipc://{directory}/{name}.kv"
-        self.options = SimOptions(
-            uds=f"{directory}/{name}.sock",
-            kv_events=events_at,
-            kv_replay=f"ipc://{directory}/{name}.re",
-            side_channel=side,
-            role="both" if role == "aggregated" else role,
-            **(FAST | options),
-        )
-        self.target = EngineTarget(
-            id=name,
-            url=f"unix:{directory}/{name}.sock",
-            role=role,
-            kv_events=events_at,
-            kv_replay=f"ipc://{directory}/{name}.re",
-        )
-
-    async def start(self, text):
-        self.engine = SimEngine(self.options, text)
-        self.server = await serve(Api(self.engine).handle, path=self.options.uds)
-        await self.engine.start()
-
-    async def stop(self):
-        await self.engine.close()
-        await self.server.close(0)
-
-
-@asynccontextmanager
-async def routed_sims(*sims, policy="kv", settings=None, tokenizer=str(MODEL_DIR)):
-    text = TextModel(MODEL_DIR)
-    for sim in sims:
-        await sim.start(text)
-    config = RouterConfig(
-        listen="127.0.0.1:0",
-        policy=policy,
-        tokenizer=tokenizer,
-        engines=tuple(sim.target for sim in sims),
-        settings=make_settings({"engine_poll_s": 0.1} | (settings or {})),
-    )
-    async with Router(config) as router:
-        client = Client(router.port)
-        bench = Bench(router, sims, client)
-        bench.text = text
-        try:
-            workers = router.desk.workers
-            await until(
-                lambda: (
-                    len(workers.all()) == len(sims) and all(w.is_serving() for w in workers.all())
-                )
-            )
-            if tokenizer:
-                await until(lambda: all(w.parity == "verified" for w in workers.all()))
-            yield bench
-        finally:
-            await client.upstream.close()
-            for sim in sims:
-                await sim.stop()
-
-
-def prompt_of(rng, words, num_tokens):
-    return [rng.choice(words) for _ in range(num_tokens)]
 
 
 async def generate(bench, prompt, num_tokens, **extra):

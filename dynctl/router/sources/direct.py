@@ -212,9 +212,7 @@ class _EventSink:
             size = self._info.block_size_tokens or _block_size_of(batch)
             if size == 0:
                 return
-            if not self._info.block_size_tokens:
-                self._info = replace(self._info, block_size_tokens=size)
-                self._fleet.workers.put(self._info)
+            self._fleet.learn_block_size(source.engine_id, source.incarnation, size)
             tracker = self._trackers[batch.dp_rank] = BlockTracker(self._hashers.of(size))
             self._fleet.index.begin(source)
         self._apply(source, tracker.apply(batch.events, self._loop.time()))

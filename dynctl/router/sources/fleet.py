@@ -77,6 +77,12 @@ class Fleet:
         self.workers.set_reachable(engine_id, is_reachable=False)
         self._on_change()
 
+    def learn_block_size(self, engine_id: str, incarnation: str, block_size: int) -> None:
+        """Take the block size from an engine's events where nobody else has said it."""
+        worker = self.workers.get(engine_id)
+        if worker is not None and worker.incarnation == incarnation and not worker.block_size:
+            worker.block_size = block_size
+
     def set_parity(self, engine_id: str, incarnation: str, parity: str) -> None:
         """Note how the tokenizer check of one incarnation ended."""
         worker = self.workers.get(engine_id)

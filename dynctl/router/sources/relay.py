@@ -14,7 +14,7 @@ import msgspec
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.core.text import clean, is_name
 from dynctl.http1.upstream import Address, Upstream, UpstreamError
-from dynctl.kv.wire import FrameReader, WireError
+from dynctl.kv.wire import FrameReader, Snapshot, WireError
 from dynctl.router.config import RelayTarget, Settings, TlsFiles
 from dynctl.router.sources.feed import KvFeed, LostError
 from dynctl.router.sources.fleet import Fleet
@@ -162,6 +162,9 @@ class RelaySource:
                 ):
                     async for piece in pieces:
                         for frame in reader.feed(piece):
+                            if isinstance(frame, Snapshot) and frame.block_size:
+                                size = frame.block_size
+                                self._fleet.learn_block_size(info.id, info.incarnation, size)
                             for _ in feed.apply(frame):
                                 await asyncio.sleep(0)
             except UpstreamError as error:

@@ -36,7 +36,7 @@ class Route:
     headers: tuple[Header, ...] = ()
     """Sent with every request."""
     is_relayed: bool = False
-    """Answers of the engine carry the relay's incarnation stamp; answers without it are the relay's own."""
+    """A relay is in between; it marks answers of its own."""
 
     def send(self, path: str, request_id: str, body: bytes, sink: ResponseSink) -> Call:
         """POST a JSON body."""
