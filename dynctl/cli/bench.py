@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, OutputOption, Yes
-from dynctl.cli.output import Output, confirm, emit, emit_json, say, table, wait_for
+from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, Output, OutputOption, Yes
+from dynctl.cli.output import confirm, emit, emit_json, say, table, wait_for
 from dynctl.core.inventory import Inventory
 from dynctl.core.workload import Slo
 from dynctl.errors import DynctlError, ExitCode, UsageError

@@ -1,7 +1,7 @@
 """`dynctl discover`: describe the hosts. IO: ssh, terminal."""
 
-from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local, OutputOption
-from dynctl.cli.output import Output, emit, emit_json, say, table, wait_for
+from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local, Output, OutputOption
+from dynctl.cli.output import emit, emit_json, say, table, wait_for
 from dynctl.cli.session import load, select
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import Inventory

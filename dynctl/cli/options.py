@@ -1,11 +1,18 @@
 """Options that several commands share, so that they are spelled and explained once. Pure."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dynctl.cli.output import Output
+
+class Output(StrEnum):
+    """How a read command prints its data."""
+
+    TABLE = "table"
+    JSON = "json"
+
 
 InventoryPath = Annotated[
     Path,

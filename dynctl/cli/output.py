@@ -8,20 +8,12 @@ import os
 import sys
 import time
 from collections.abc import Coroutine, Sequence
-from enum import StrEnum
 from typing import Any, TypeVar
 
 from dynctl.core.text import clean
 from dynctl.errors import DynctlError, ExitCode
 
 T = TypeVar("T")
-
-
-class Output(StrEnum):
-    """How a read command prints its data."""
-
-    TABLE = "table"
-    JSON = "json"
 
 
 def say(text: str = "") -> None:

@@ -3,8 +3,8 @@
 import time
 from typing import Any
 
-from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local, OutputOption
-from dynctl.cli.output import Output, emit_json, say, table, wait_for
+from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local, Output, OutputOption
+from dynctl.cli.output import emit_json, say, table, wait_for
 from dynctl.cli.session import load, raise_host_failures, select
 from dynctl.core.inventory import Inventory
 from dynctl.core.units import format_seconds

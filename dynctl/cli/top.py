@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local, OutputOption
-from dynctl.cli.output import Output, emit, emit_json, wait_for
+from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local, Output, OutputOption
+from dynctl.cli.output import emit, emit_json, wait_for
 from dynctl.core.inventory import Inventory
 from dynctl.core.workload import Slo
 from dynctl.errors import DynctlError, ExitCode, UsageError
