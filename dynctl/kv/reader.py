@@ -59,6 +59,7 @@ class KvEventReader:
         self._sequence = EventSequence(can_replay=replay_endpoint is not None)
         self._sub: zmq.Socket[bytes] | None = None
         self._replay: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timers: dict[str, asyncio.Handle] = {}
         self._errors_at: deque[float] = deque(maxlen=MAX_ERRORS_PER_MINUTE + 1)
@@ -89,11 +90,13 @@ class KvEventReader:
         """
         self._loop = asyncio.get_running_loop()
         self._last_live_s = self._loop.time()
-        self._sub = self._connect(zmq.SUB, self._endpoint)
-        self._sub.setsockopt(zmq.SUBSCRIBE, self._topic)
-        self._loop.add_reader(self._sub.fileno(), self._on_live)
+        try:
+            self._subscribe(self._loop)
+            self._obey(self._sequence.start(self._loop.time()))
+        except EngineError:
+            self.close()
+            raise
         self._later("tick", TICK_S, self._on_tick)
-        self._obey(self._sequence.start(self._loop.time()))
         self._on_live()
 
     def close(self) -> None:
@@ -104,21 +107,40 @@ class KvEventReader:
         self._drop_replay()
         if self._sub is not None and self._loop is not None:
             self._loop.remove_reader(self._sub.fileno())
+            if self._monitor is not None:
+                self._loop.remove_reader(self._monitor.fileno())
+                self._sub.disable_monitor()
+                self._monitor.close(linger=0)
+                self._monitor = None
             self._sub.close(linger=0)
             self._sub = None
 
-    def _connect(self, kind: int, endpoint: str) -> "zmq.Socket[bytes]":
+    def _subscribe(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._sub = self._socket(zmq.SUB)
+        self._sub.setsockopt(zmq.SUBSCRIBE, self._topic)
+        self._monitor = self._sub.get_monitor_socket(zmq.EVENT_CONNECTED)
+        loop.add_reader(self._sub.fileno(), self._on_live)
+        loop.add_reader(self._monitor.fileno(), self._on_connected)
+        self._connect(self._sub, self._endpoint)
+
+    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVHWM, _HWM)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        return socket
+
+    def _connect(self, socket: "zmq.Socket[bytes]", endpoint: str) -> None:
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
-            socket.close(linger=0)
             raise EngineError(f"cannot read KV events from {clean(endpoint)}: {error}") from error
-        return socket
+
+    def _on_connected(self) -> None:
+        """Look whether it is still the same engine that answers, each time the subscription connects."""
+        for _ in self._take("connected", self._monitor, self._on_connected):
+            self._obey(self._sequence.reconnected(self._now()))
 
     def _on_live(self) -> None:
         for frames in self._take("live", self._sub, self._on_live):
@@ -192,8 +214,9 @@ class KvEventReader:
         self._drop_replay()
         assert self._replay_endpoint is not None
         assert self._loop is not None
-        self._replay = self._connect(zmq.DEALER, self._replay_endpoint)
+        self._replay = self._socket(zmq.DEALER)
         self._loop.add_reader(self._replay.fileno(), self._on_replay)
+        self._connect(self._replay, self._replay_endpoint)
         self._replay.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)
         self._later("replay", 0.0, self._on_replay)  # sending may swallow the descriptor's edge
 

@@ -99,7 +99,7 @@ class EventSequence:
         is_first, self._is_unanswered = self._is_unanswered, False
         if self._next is None:
             self._join_at(seq)
-        elif is_first and self._is_from_restart(seq, payload):
+        elif self._contradicts(seq, payload):
             self._restart(verdict)
             return self._ask(verdict, now_s)
         elif is_first and seq > self._next and self._is_gap_confirmed(verdict, seq, now_s):
@@ -124,6 +124,15 @@ class EventSequence:
         if self._is_repairing and now_s - self._heard_s >= REPLAY_SILENCE_S:
             return self._after_attempt(now_s, has_answered=False)
         return Verdict()
+
+    def reconnected(self, now_s: float) -> Verdict:
+        """Take the news that the subscription has connected (again): the publisher may be another process.
+
+        What it still has of what we applied is compared, so that a new one is noticed at once, whatever its numbers.
+        """
+        if not self._can_replay:
+            return Verdict()
+        return self._ask(Verdict(), now_s, next(iter(self._remembered), 0))
 
     def audit(self, now_s: float) -> Verdict:
         """Ask for what may have been lost at the tail of a publisher that went quiet (K5)."""
@@ -190,13 +199,13 @@ class EventSequence:
             self.counts.num_gaps += 1
         return self._ask(verdict, now_s)
 
-    def _ask(self, verdict: Verdict, now_s: float) -> Verdict:
+    def _ask(self, verdict: Verdict, now_s: float, start: int | None = None) -> Verdict:
         self._is_repairing = True
         self._is_unanswered = True
         self._heard_s = now_s
         # From the last batch we have, not the next: whether it is the same tells a restarted publisher (K8).
         self._wanted = self._next or 0
-        self._asked = max(0, self._wanted - 1)
+        self._asked = max(0, self._wanted - 1) if start is None else start
         self.counts.num_replays += 1
         verdict.replay_from = self._asked
         return verdict
@@ -222,6 +231,11 @@ class EventSequence:
             return self._remembered.get(seq) != xxhash.xxh3_64_intdigest(payload)
         held = self._held.get(seq)
         return held is not None and held != payload
+
+    def _contradicts(self, seq: int, payload: bytes) -> bool:
+        """Tell whether a replayed batch differs from the one applied under its number."""
+        known = self._remembered.get(seq)
+        return known is not None and known != xxhash.xxh3_64_intdigest(payload)
 
     def _restart(self, verdict: Verdict) -> None:
         """Begin again at 0; an answer still under way belongs to the old publisher's numbers (K8)."""

@@ -10,6 +10,8 @@ from pathlib import Path
 from dynctl.errors import UsageError
 from dynctl.sim.faults import parse_fault
 
+DEFAULT_BLOCKS = 4096
+
 HELP = {
     "model": "Name served under /v1/models.",
     "uds": "Serve on this Unix socket.",
@@ -19,7 +21,7 @@ HELP = {
     "seed": "Of the hash chain that stands for the model; engines of one deployment share it.",
     "eos_every": "Say end-of-sequence about once in so many tokens; 0: never.",
     "block_size": "Tokens per KV block.",
-    "num_blocks": "KV blocks, of which one is never used.",
+    "num_blocks": f"KV blocks, of which one is never used; 0: {DEFAULT_BLOCKS}, or more where the longest request needs them.",
     "max_model_len": "Longest prompt and answer together, in tokens.",
     "max_num_seqs": "Requests that run at once.",
     "max_num_batched_tokens": "Tokens computed in one step.",
@@ -57,7 +59,7 @@ class SimOptions:
     seed: int = 0
     eos_every: int = 0
     block_size: int = 16
-    num_blocks: int = 4096
+    num_blocks: int = 0
     max_model_len: int = 8192
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
@@ -75,6 +77,13 @@ class SimOptions:
     shutdown_timeout: float = 0.0
     control: str | None = None
     fault: tuple[str, ...] = ()
+
+    @property
+    def num_cache_blocks(self) -> int:
+        """Blocks of the cache, settled."""
+        return self.num_blocks or max(
+            DEFAULT_BLOCKS, -(-self.max_model_len // max(1, self.block_size)) + 1
+        )
 
     def check(self) -> None:
         """Refuse what makes no sense together.
@@ -96,7 +105,7 @@ class SimOptions:
             )
         if self.kv_replay is not None and self.kv_events is None:
             raise UsageError("--kv-replay needs --kv-events")
-        if (self.num_blocks - 1) * self.block_size < self.max_model_len:
+        if self.num_blocks and (self.num_blocks - 1) * self.block_size < self.max_model_len:
             raise UsageError(
                 f"{self.num_blocks} blocks of {self.block_size} tokens hold less than one request of {self.max_model_len}",
                 "raise --num-blocks or lower --max-model-len",
@@ -109,12 +118,12 @@ class SimOptions:
         at_least = {
             1: (
                 "block_size",
-                "num_blocks",
                 "max_model_len",
                 "max_num_seqs",
                 "max_num_batched_tokens",
             ),
             0: (
+                "num_blocks",
                 "eos_every",
                 "prefill_us_per_token",
                 "prefill_base_ms",

@@ -2,9 +2,11 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
 import zmq
 
 from dynctl.core.kv import BlockRemoved
+from dynctl.errors import EngineError
 from dynctl.kv.events import EventBatch
 from dynctl.kv.publisher import BUFFER_STEPS, END_SEQ, EventPublisher
 from dynctl.kv.reader import MAX_ERRORS_PER_MINUTE, KvEventReader
@@ -141,6 +143,36 @@ def test_an_engine_that_starts_later_is_found(tmp_path, zmq_context):
         publisher.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_an_endpoint_that_makes_no_sense_is_an_error_and_leaves_nothing_open(
+    tmp_path, zmq_context, wrong
+):
+    async def main():
+        places = list(endpoints(tmp_path))
+        places[wrong] = "nonsense"
+        reader = KvEventReader(*places, "", Sink(), context=zmq_context)
+        with pytest.raises(EngineError, match="nonsense"):
+            reader.start()
+        reader.close()
+
+        assert reader.is_stale
+        assert (reader._sub, reader._replay, reader._monitor, reader._timers) == (
+            None,
+            None,
+            None,
+            {},
+        )
+
+    asyncio.run(main())
+
+
+def test_a_publisher_on_a_busy_address_is_an_error(zmq_context):
+    first = EventPublisher("tcp://127.0.0.1:0", None, context=zmq_context)
+    with pytest.raises(EngineError, match="cannot publish"):
+        EventPublisher(first.endpoint, None, context=zmq_context)
+    first.close()
 
 
 def test_a_source_of_garbage_is_given_up(tmp_path, zmq_context):

@@ -246,6 +246,33 @@ def test_k8_an_audit_sees_a_restarted_publisher_that_is_quiet():
     assert follower.applied == [b"1:0"]
 
 
+def test_k8_a_restarted_publisher_is_noticed_when_the_subscription_connects_again():
+    """Its first batches are lost and the next one fits our cursor exactly: only the comparison tells."""
+    publisher = Publisher()
+    follower = Follower(publisher)
+    follower.live(*publisher.publish())
+    publisher.restart()
+    publisher.publish()
+    second = publisher.publish()
+    follower.obey(follower.sequence.reconnected(0))
+    follower.live(*second)
+
+    assert follower.applied == [b"1:0", b"1:1"]
+    assert follower.num_resets == 1
+
+
+def test_a_connection_that_only_broke_changes_nothing():
+    publisher = Publisher()
+    follower = Follower(publisher)
+    for _ in range(2000):
+        follower.live(*publisher.publish())
+    publisher.publish()
+    follower.obey(follower.sequence.reconnected(0))
+
+    assert follower.applied == publisher.sent
+    assert follower.num_resets == 0
+
+
 def test_batches_held_during_a_repair_are_bounded():
     publisher = Publisher()
     follower = Follower(publisher)
@@ -283,6 +310,7 @@ def test_after_any_history_the_state_is_what_the_publisher_sent(
         if kind < 0.04:
             publisher.restart()
             delayed, recent = [], []  # the subscription's old connection is gone with the process
+            follower.obey(follower.sequence.reconnected(follower.now_s))
         message = publisher.publish()
         recent = [*recent[-3:], message]
         if rnd.random() < loss:

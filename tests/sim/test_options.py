@@ -50,6 +50,12 @@ def test_flags_that_make_no_sense_are_refused(flags):
         parse_args(flags)
 
 
+def test_the_cache_holds_the_longest_request_by_itself():
+    assert SimOptions(max_model_len=100_000).num_cache_blocks == 6251
+    assert SimOptions(max_model_len=1000).num_cache_blocks == 4096
+    assert SimOptions(num_blocks=70, max_model_len=1000).num_cache_blocks == 70
+
+
 def test_the_shipped_model_is_small_and_its_words_round_trip(text):
     assert (MODEL_DIR / "tokenizer.json").stat().st_size < 300 * 1024
     assert len(text.words) > 500

@@ -1,6 +1,7 @@
 """From a request's body to a job: prompt ids, limits, stop texts, ids and flags for the answer.
 
-Not here: routes, answers, time. Pure, apart from random ids.
+Not here: routes, answers.
+IO: wall clock and random ids only.
 """
 
 import time

@@ -174,8 +174,8 @@ class Api:
         engine, options = self._engine, self._engine.options
         config = {
             "block_size": str(options.block_size),
-            "num_gpu_blocks": str(options.num_blocks),
-            "kv_cache_size_tokens": str(options.num_blocks * options.block_size),
+            "num_gpu_blocks": str(options.num_cache_blocks),
+            "kv_cache_size_tokens": str(options.num_cache_blocks * options.block_size),
             "enable_prefix_caching": "True",
             "prefix_caching_hash_algo": "xxh3",
             "cache_dtype": "auto",
