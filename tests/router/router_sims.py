@@ -1,8 +1,9 @@
 """Simulated engines in this process, and a router straight before them."""
 
+import json
 from contextlib import asynccontextmanager
 
-from router_bench import Bench, Client, until
+from router_bench import Bench, Client, events, until
 
 from dynctl.http1.server import serve
 from dynctl.router.config import EngineTarget, RouterConfig, make_settings
@@ -90,3 +91,23 @@ async def routed_sims(
 
 def prompt_of(rng, words, num_tokens):
     return [rng.choice(words) for _ in range(num_tokens)]
+
+
+async def generate(bench, prompt, num_tokens, **extra):
+    """Complete a prompt of token ids as a stream; return the ids that came."""
+    answer = await bench.client.complete(
+        model="sim",
+        prompt=prompt,
+        max_tokens=num_tokens,
+        stream=True,
+        return_token_ids=True,
+        **extra,
+    )
+    assert answer.status == 200, answer.body
+    data = events(answer.body)
+    assert data[-1] == b"[DONE]", data[-1]
+    ids = []
+    for item in data[:-1]:
+        for choice in json.loads(item)["choices"]:
+            ids += choice.get("token_ids") or []
+    return ids

@@ -9,30 +9,10 @@ import sys
 from contextlib import asynccontextmanager
 
 from router_bench import Bench, Client, events, until
-from router_sims import Sim, prompt_of, routed_sims
+from router_sims import Sim, generate, prompt_of, routed_sims
 
 from dynctl.router.config import EngineTarget, RouterConfig, make_settings
 from dynctl.router.run import Router
-
-
-async def generate(bench, prompt, num_tokens, **extra):
-    """Complete a prompt of token ids as a stream; return the ids that came."""
-    answer = await bench.client.complete(
-        model="sim",
-        prompt=prompt,
-        max_tokens=num_tokens,
-        stream=True,
-        return_token_ids=True,
-        **extra,
-    )
-    assert answer.status == 200, answer.body
-    data = events(answer.body)
-    assert data[-1] == b"[DONE]", data[-1]
-    ids = []
-    for item in data[:-1]:
-        for choice in json.loads(item)["choices"]:
-            ids += choice.get("token_ids") or []
-    return ids
 
 
 def test_conversations_stay_where_their_prefix_is_cached_and_the_prediction_is_exact(
