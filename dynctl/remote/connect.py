@@ -8,6 +8,7 @@ import asyncio
 import os
 import random
 import socket
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ MAX_STARTS_PER_JUMP = 8
 """Connections being opened through one jump host at a time; sshd drops logins past MaxStartups."""
 MAX_TRIES = 3
 _BACKOFF_S = 0.3
+_JUMP_FAILURE_S = 5.0
+"""A jump host that failed is not tried again for this long, or every host behind it would wait in turn."""
 
 
 _PLAIN: dict[str, Any] = {
@@ -98,6 +101,7 @@ class Connector:
         self._keys = keys or KeyRing()
         self._jumps: dict[Hop, tuple[asyncio.Lock, asyncio.Semaphore]] = {}
         self._jump_links: dict[Hop, Link] = {}
+        self._jump_failures: dict[Hop, tuple[float, ConnectError]] = {}
         self._starts = asyncio.Semaphore(settings.parallel)
 
     async def connect(self, name: str, hop: Hop) -> Link:
@@ -149,11 +153,20 @@ class Connector:
             link = self._jump_links.get(hop)
             if link is None or link.connection.is_closed():
                 try:
-                    link = await self._through(hop.address, chain)
+                    link = self._jump_links[hop] = await self._reopen(hop, chain)
                 except ConnectError as error:
                     raise ConnectError(f"{name}: jump host {error.message}", error.hint) from error
-                self._jump_links[hop] = link
             return link
+
+    async def _reopen(self, hop: Hop, chain: Sequence[Route]) -> Link:
+        failed_s, failure = self._jump_failures.get(hop, (-_JUMP_FAILURE_S, None))
+        if failure is not None and time.monotonic() - failed_s < _JUMP_FAILURE_S:
+            raise failure
+        try:
+            return await self._through(hop.address, chain)
+        except ConnectError as error:
+            self._jump_failures[hop] = (time.monotonic(), error)
+            raise
 
     async def _start(self, name: str, route: Route, via: Link | None) -> Link:
         """Try a few times when the server drops us before login, which a busy sshd does (MaxStartups)."""

@@ -35,7 +35,7 @@ def wrap(command: Command, nonce: str) -> str:
     words = " ".join(quote(word) for word in command.argv)
     begin, end = _marks(nonce)
     script = (
-        f"echo {begin}; echo {begin} >&2; LC_ALL=C; export LC_ALL; "
+        f"echo {begin} $$; echo {begin} $$ >&2; LC_ALL=C; export LC_ALL; "
         f"({exports}exec {words}); set -- $?; "
         f'echo; echo {end} "$1"; {{ echo; echo {end} "$1"; }} >&2; exit "$1"'
     )
@@ -60,19 +60,22 @@ class Marked:
     """From the last mark; None when the output ended before it."""
     noise: bytes
     """What came before the first mark, or everything when there was none."""
+    pid: int | None = None
+    """The shell around the command, from the first mark."""
 
 
 def between(output: bytes, nonce: str) -> Marked:
     """Find the command's own output in everything that came."""
     begin, end = (mark.encode() for mark in _marks(nonce))
-    noise, mark, rest = output.partition(begin + b"\n")
-    if not mark:
+    noise, mark, rest = output.partition(begin + b" ")
+    pid, newline, rest = rest.partition(b"\n")
+    if not mark or not newline or not pid.isdigit():
         return Marked(b"", has_begun=False, exit_status=None, noise=output)
     content, mark, trailer = rest.rpartition(b"\n" + end + b" ")
     if not mark:
-        return Marked(rest, has_begun=True, exit_status=None, noise=noise)
+        return Marked(rest, True, None, noise, int(pid))
     status = trailer.split(b"\n", 1)[0]
-    return Marked(content, True, int(status) if status.isdigit() else None, noise)
+    return Marked(content, True, int(status) if status.isdigit() else None, noise, int(pid))
 
 
 class MarkedLines:
@@ -80,12 +83,12 @@ class MarkedLines:
 
     def __init__(self, nonce: str) -> None:
         begin, end = _marks(nonce)
-        self._begin, self._end = begin.encode(), end.encode() + b" "
+        self._begin, self._end = begin.encode() + b" ", end.encode() + b" "
         self._rest = b""
         self._num_blank = 0
         self.has_begun = False
         self.exit_status: int | None = None
-        self.noise = b""
+        self.pid: int | None = None
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take what came and return the lines that are complete; blank ones wait until something follows them."""
@@ -105,8 +108,9 @@ class MarkedLines:
             return []
         if not self.has_begun:
             # Noise without a line end may stand on the same line.
-            self.has_begun = line.endswith(self._begin)
-            self.noise = (self.noise + line + b"\n")[-4096:]
+            _, mark, pid = line.partition(self._begin)
+            if mark and pid.isdigit():
+                self.has_begun, self.pid = True, int(pid)
             return []
         if not line:
             self._num_blank += 1
@@ -117,6 +121,18 @@ class MarkedLines:
             # One of the blank lines, or the line end before it, is the mark's own.
             return [b""] * (blanks - 1)
         return [*([b""] * blanks), line]
+
+
+def end_group(pid: int, nonce: str) -> Command:
+    """The command that ends another one: every process of its group, if that shell still runs it.
+
+    Needed where sshd refuses signals, which it does for root.
+    """
+    script = (
+        'grep -q "$2" "/proc/$1/cmdline" && read -r stat < "/proc/$1/stat" && '
+        'set -- ${stat##*")"} && kill -TERM "-$3"'
+    )
+    return Command(("sh", "-c", script, "sh", str(pid), _marks(nonce)[0]), timeout_s=5.0)
 
 
 def as_signal(status: int) -> int:

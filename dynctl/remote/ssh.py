@@ -23,7 +23,7 @@ from dynctl.errors import CommandError, ConnectError, UnknownOutcomeError
 from dynctl.remote.connect import Connector, Link
 from dynctl.remote.port import MAX_OUTPUT_BYTES, expand, tail
 from dynctl.remote.routes import Hop
-from dynctl.remote.shell import MarkedLines, as_signal, between, wrap
+from dynctl.remote.shell import MarkedLines, as_signal, between, end_group, wrap
 
 MAX_CHANNELS = 8
 """Commands at a time on one connection; sshd's MaxSessions is 10 unless somebody lowered it."""
@@ -32,6 +32,8 @@ _CHUNK_BYTES = 256 * 1024
 _SLOWEST_BYTES_S = 100 * 1024
 _SOCKET_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 2.0
+_SESSION_RETRY_S = 0.1
+_MAX_SESSION_TRIES = 20
 
 # $1 directory, $2 temporary file, $3 target, $4 mode, $5 SHA-256.
 _PUT = """
@@ -59,6 +61,7 @@ class SshRemote:
         self._link = link
         self._relink = asyncio.Lock()
         self._channels = asyncio.Semaphore(MAX_CHANNELS)
+        self._num_open = 0
 
     @classmethod
     async def open(cls, name: str, hop: Hop, connector: Connector) -> "SshRemote":
@@ -116,16 +119,22 @@ class SshRemote:
         nonce = secrets.token_hex(16)
         line = wrap(command, nonce)
         async with self._channels:
-            async with asyncio.timeout(command.timeout_s):
-                process = await self._start(command, line)
-            errors = asyncio.create_task(_collect(process.stderr), name=f"stderr:{self.name}")
-            feeding = asyncio.create_task(_feed(process, _pieces(command.stdin)))
             try:
-                yield self._each_line(process, command, nonce, errors)
+                async with asyncio.timeout(command.timeout_s):
+                    process = await self._start(command, line)
+            except TimeoutError as error:
+                reason = f"it did not start within {command.timeout_s:g} s"
+                raise self._unknown(command, reason) from error
+            said: list[bytes] = []
+            errors = asyncio.create_task(_collect(process.stderr, said), name=f"err:{self.name}")
+            feeding = asyncio.create_task(_feed(process, _pieces(command.stdin)))
+            marks = MarkedLines(nonce)
+            try:
+                yield self._each_line(process, command, nonce, marks, (errors, said))
             finally:
                 feeding.cancel()
                 errors.cancel()
-                await _stop(process)
+                await self._end(process, marks.pid, nonce)
                 await asyncio.wait((feeding, errors))
 
     @contextlib.asynccontextmanager
@@ -159,16 +168,48 @@ class SshRemote:
             return self._link.connection
 
     async def _start(self, command: Command, line: str) -> asyncssh.SSHClientProcess[bytes]:
-        connection = await self._live()
+        """Start a command; where sshd allows fewer sessions than we use, wait until one of ours has ended."""
+        num_alone = 0
+        while True:
+            connection = await self._live()
+            try:
+                process = await connection.create_process(line, encoding=None, request_pty=False)
+            except asyncssh.ChannelOpenError as error:
+                num_alone += self._num_open == 0
+                if num_alone > _MAX_SESSION_TRIES:
+                    raise ConnectError(
+                        f"{self.name}: the host opens no session: {clean(error.reason)}",
+                        "does its sshd_config set MaxSessions 0?",
+                    ) from error
+                await asyncio.sleep(_SESSION_RETRY_S)
+            except (asyncssh.Error, OSError) as error:
+                raise self._unknown(command, "the connection was lost as it started") from error
+            else:
+                self._num_open += 1
+                return process
+
+    async def _end(
+        self, process: asyncssh.SSHClientProcess[bytes], pid: int | None, nonce: str
+    ) -> None:
+        """End a command if it still runs: by a signal, and by a kill where sshd passes none on."""
         try:
-            return await connection.create_process(line, encoding=None, request_pty=False)
-        except asyncssh.ChannelOpenError as error:
-            raise ConnectError(
-                f"{self.name}: the host opens no more sessions: {clean(error.reason)}",
-                "is MaxSessions in its sshd_config below 10?",
-            ) from error
-        except (asyncssh.Error, OSError) as error:
-            raise self._unknown(command, "the connection was lost as it started") from error
+            if process.exit_status is None and not self._link.connection.is_closed():
+                with contextlib.suppress(asyncssh.Error, OSError):
+                    process.terminate()
+                if pid is not None:
+                    await self._kill(pid, nonce)
+            process.close()
+            with contextlib.suppress(asyncssh.Error, OSError, TimeoutError):
+                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                    await process.wait_closed()
+        finally:
+            self._num_open -= 1
+
+    async def _kill(self, pid: int, nonce: str) -> None:
+        line = wrap(end_group(pid, nonce), secrets.token_hex(16))
+        with contextlib.suppress(asyncssh.Error, OSError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await self._link.connection.run(line, encoding=None, request_pty=False)
 
     async def _run(self, command: Command, pieces: AsyncIterator[bytes]) -> Completed:
         nonce = secrets.token_hex(16)
@@ -177,7 +218,7 @@ class SshRemote:
         async with self._channels:
             try:
                 async with asyncio.timeout(command.timeout_s):
-                    out, err, status = await self._exchange(command, line, pieces)
+                    out, err, status = await self._exchange(command, line, nonce, pieces)
             except TimeoutError as error:
                 raise self._unknown(
                     command, f"it did not end within {command.timeout_s:g} s"
@@ -203,30 +244,33 @@ class SshRemote:
         )
 
     async def _exchange(
-        self, command: Command, line: str, pieces: AsyncIterator[bytes]
+        self, command: Command, line: str, nonce: str, pieces: AsyncIterator[bytes]
     ) -> tuple[bytes, bytes, int | None]:
         process = await self._start(command, line)
+        out: list[bytes] = []
+        err: list[bytes] = []
         try:
             async with asyncio.TaskGroup() as tasks:
                 feeding = tasks.create_task(_feed(process, pieces))
-                out = tasks.create_task(_collect(process.stdout))
-                err = tasks.create_task(_collect(process.stderr))
+                tasks.create_task(_collect(process.stdout, out))
+                tasks.create_task(_collect(process.stderr, err))
                 await process.wait_closed()
                 feeding.cancel()
         except* CommandError as group:
             raise CommandError(f"{self.name}: {group.exceptions[0]}") from None
         finally:
-            await _stop(process)
-        return out.result(), err.result(), process.returncode
+            pid = None if process.exit_status is not None else between(b"".join(out), nonce).pid
+            await self._end(process, pid, nonce)
+        return b"".join(out), b"".join(err), process.returncode
 
     async def _each_line(
         self,
         process: asyncssh.SSHClientProcess[bytes],
         command: Command,
         nonce: str,
-        errors: asyncio.Task[bytes],
+        marks: MarkedLines,
+        stderr: tuple[asyncio.Task[None], list[bytes]],
     ) -> AsyncIterator[bytes]:
-        marks = MarkedLines(nonce)
         try:
             while data := await process.stdout.read(_CHUNK_BYTES):
                 for line in marks.feed(data):
@@ -236,9 +280,11 @@ class SshRemote:
         if marks.exit_status is None:
             raise self._unknown(command, "its output ended early")
         if marks.exit_status != 0:
-            said = clean(tail(between(await errors, nonce).content))
+            reading, said = stderr
+            await reading
+            shown = clean(tail(between(b"".join(said), nonce).content))
             raise CommandError(
-                f"{self.name}: command ended with status {as_signal(marks.exit_status)}: {said}"
+                f"{self.name}: command ended with status {as_signal(marks.exit_status)}: {shown}"
             )
 
     async def _probe(self, connection: asyncssh.SSHClientConnection, path: str) -> None:
@@ -247,10 +293,13 @@ class SshRemote:
             async with asyncio.timeout(_SOCKET_TIMEOUT_S):
                 _, writer = await connection.open_unix_connection(path)
         except asyncssh.ChannelOpenError as error:
-            prohibited = error.code == asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED
+            # sshd gives the same reason for a socket that is not there and for one it may not forward to.
+            is_there = (await self.run(Command(("test", "-S", path)))).is_ok
             raise ConnectError(
-                f"{self.name}: cannot reach the socket {path}: {clean(error.reason)}",
-                "sshd_config there needs AllowStreamLocalForwarding yes" if prohibited else None,
+                f"{self.name}: {'nobody answers on' if is_there else 'there is no'} socket {path}",
+                "is its process alive, and does sshd_config there say AllowStreamLocalForwarding yes?"
+                if is_there
+                else None,
             ) from error
         except (asyncssh.Error, OSError, TimeoutError) as error:
             raise ConnectError(f"{self.name}: no answer from the socket {path}") from error
@@ -284,27 +333,15 @@ async def _feed(process: asyncssh.SSHClientProcess[bytes], pieces: AsyncIterator
         process.stdin.write_eof()
 
 
-async def _collect(reader: asyncssh.SSHReader[bytes]) -> bytes:
+async def _collect(reader: asyncssh.SSHReader[bytes], pieces: list[bytes]) -> None:
     """Read to the end; a lost connection ends it too, and shows as a missing exit status."""
-    pieces, total = [], 0
+    total = 0
     with contextlib.suppress(asyncssh.Error, OSError):
         while data := await reader.read(_CHUNK_BYTES):
             total += len(data)
             if total > MAX_OUTPUT_BYTES:
                 raise CommandError(f"a command printed more than {MAX_OUTPUT_BYTES} bytes")
             pieces.append(data)
-    return b"".join(pieces)
-
-
-async def _stop(process: asyncssh.SSHClientProcess[bytes]) -> None:
-    """End a command that still runs: sshd passes signals to its whole session."""
-    if process.exit_status is None:
-        with contextlib.suppress(asyncssh.Error, OSError):
-            process.terminate()
-    process.close()
-    with contextlib.suppress(asyncssh.Error, OSError, TimeoutError):
-        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-            await process.wait_closed()
 
 
 def _measure(content: bytes | Path) -> tuple[str, int]:

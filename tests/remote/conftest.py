@@ -21,7 +21,6 @@ class Sshd:
     shell: tuple[str, ...] = ("sh", "-c")
     noise: bytes = b""
     """Printed by the login before the command's own output, as a chatty rc file does."""
-    allow_sockets: bool = True
     corrupt_stdin: bool = False
     env: dict[str, str] = field(default_factory=dict)
     port: int = 0
@@ -135,10 +134,6 @@ class _Login(asyncssh.SSHServer):
         raise AssertionError("nobody may try a password")
 
     def unix_connection_requested(self, dest_path):
-        if not self._sshd.allow_sockets:
-            raise asyncssh.ChannelOpenError(
-                asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED, "open failed"
-            )
         return True
 
     def connection_requested(self, dest_host, dest_port, orig_host, orig_port):

@@ -88,12 +88,12 @@ def test_a_program_named_like_a_shell_word_is_only_looked_up_as_a_program(progra
 
 
 def test_noise_before_and_after_is_left_out():
-    marked = f"motd\nno end of linedynctl-{NONCE}-begin\npayload\n\ndynctl-{NONCE}-end 0\nbye\n"
+    marked = f"motd\nno end of linedynctl-{NONCE}-begin 7\npayload\n\ndynctl-{NONCE}-end 0\nbye\n"
 
     found = between(marked.encode(), NONCE)
 
     assert (found.content, found.exit_status) == (b"payload\n", 0)
-    assert found.noise == b"motd\nno end of line"
+    assert (found.noise, found.pid) == (b"motd\nno end of line", 7)
 
 
 def test_a_shell_that_never_ran_the_command_shows():
@@ -104,7 +104,7 @@ def test_a_shell_that_never_ran_the_command_shows():
 
 
 def test_output_cut_before_the_last_mark_has_no_status():
-    assert between(f"dynctl-{NONCE}-begin\nhalf".encode(), NONCE).exit_status is None
+    assert between(f"dynctl-{NONCE}-begin 7\nhalf".encode(), NONCE).exit_status is None
 
 
 @settings(max_examples=200, deadline=None)
@@ -115,7 +115,7 @@ def test_output_cut_before_the_last_mark_has_no_status():
 )
 def test_streamed_lines_equal_the_whole_output_for_any_split(lines, has_last_newline, step):
     payload = b"\n".join(lines) + (b"\n" if has_last_newline else b"")
-    raw = b"noise " + f"dynctl-{NONCE}-begin\n".encode() + payload
+    raw = b"noise " + f"dynctl-{NONCE}-begin 7\n".encode() + payload
     raw += f"\ndynctl-{NONCE}-end 3\ntrailer\n".encode()
     stream = MarkedLines(NONCE)
 
@@ -127,7 +127,7 @@ def test_streamed_lines_equal_the_whole_output_for_any_split(lines, has_last_new
 
 def test_a_line_is_given_as_soon_as_it_is_complete():
     stream = MarkedLines(NONCE)
-    stream.feed(f"dynctl-{NONCE}-begin\n".encode())
+    stream.feed(f"dynctl-{NONCE}-begin 7\n".encode())
 
     assert stream.feed(b"first\nsec") == [b"first"]
 

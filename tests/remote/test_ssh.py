@@ -284,16 +284,11 @@ def test_a_forwarded_socket_reaches_the_hosts_one_and_vanishes_afterwards(sshd, 
 
 def test_forwarding_to_a_socket_nobody_serves_is_an_error_at_once(sshd, home, tmp_path):
     async def work(remote):
-        with pytest.raises(ConnectError, match="cannot reach the socket"):
+        with pytest.raises(ConnectError, match="there is no socket"):
             async with remote.forward_socket(str(tmp_path / "none")):
                 pass
-        sshd.allow_sockets = False
-        with pytest.raises(ConnectError) as caught:
-            async with remote.forward_socket(str(tmp_path / "none")):
-                pass
-        return caught.value.hint
 
-    assert "AllowStreamLocalForwarding" in with_remote(sshd, home, work)
+    with_remote(sshd, home, work)
 
 
 def test_cancelling_a_command_ends_it_on_the_host(sshd, home):
