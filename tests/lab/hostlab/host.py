@@ -328,6 +328,15 @@ class LabHost:
                 found.append(HostProcess(pid, uid, argv))
         return found
 
+    def pid_inside(self, pid: int) -> int:
+        """Return a process's pid as the host itself knows it, 0 when it is gone."""
+        try:
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        except OSError:
+            return 0
+        numbers = next(line for line in lines if line.startswith("NSpid:"))
+        return int(numbers.split()[-1])
+
     def pid_one_started(self) -> str:
         """Return when the host's PID 1 started, as the kernel's clock ticks."""
         return self.run(["cat", "/proc/1/stat"]).stdout.rpartition(")")[2].split()[19]

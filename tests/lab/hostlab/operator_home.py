@@ -70,7 +70,7 @@ class OperatorHome:
         extra = hosts or {}
         document = {
             "cluster": "lab",
-            "ssh": {"known_hosts": str(self.known_hosts), "config": None},
+            "ssh": {"known_hosts": str(self.known_hosts), "config": False},
             "hosts": [{**entry, **extra.get(str(entry["name"]), {})} for entry in self.entries],
             "deployments": list(deployments),
         }
@@ -98,6 +98,19 @@ class OperatorHome:
                 text=True,
                 timeout=timeout_s,
                 check=False,
+            )
+
+    def start(self, *args: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start the command line tool and return while it runs."""
+        with self.inside():
+            return subprocess.Popen(
+                [sys.executable, "-m", "dynctl", *args],
+                cwd=self.home,
+                env=self.env(**(env or {})),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
             )
 
     def ssh(

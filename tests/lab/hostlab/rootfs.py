@@ -17,6 +17,7 @@ from pathlib import Path
 
 from hostlab.shell import LabError, run
 
+# libnuma1 is what vLLM's CPU build links to; the rest is a small Debian server.
 ROOTFS_PACKAGES = (
     "systemd",
     "systemd-sysv",
@@ -29,6 +30,7 @@ ROOTFS_PACKAGES = (
     "iproute2",
     "procps",
     "ca-certificates",
+    "libnuma1",
 )
 MACHINE_PACKAGES = {
     "debootstrap": "debootstrap",
@@ -184,7 +186,7 @@ def ensure_rootfs() -> Path:
     if final.exists():
         return final
     final.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(final.parent / "rootfs.lock"):
+    with locked(final.parent / "rootfs.lock"):
         if final.exists():
             return final
         partial = final.with_name(final.name + ".partial")
@@ -226,7 +228,7 @@ def _prepare(root: Path) -> None:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock so that two sessions do not make the same thing at once."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
