@@ -192,7 +192,6 @@ def _external(wish: DeploymentWish, allocation: Allocation) -> list[Pool]:
         host = next(
             (h for h in allocation.hosts if name in {h.name, h.address, h.data_address}), fallback
         )
-        allocation.note_external(host, wish.name, role)
         mine = replicas.setdefault(role, [])
         mine.append(Replica(f"{wish.name}-{role.value}-{len(mine)}", role, host.name))
     return [Pool(role, Parallelism(), tuple(found)) for role, found in replicas.items()]

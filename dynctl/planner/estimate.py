@@ -132,6 +132,8 @@ def _aggregated(side: Side, work: Workload, rate_rps: float) -> Served:
     sequences = _little(life_s, rate, side.max_sequences)
     step = engine.decode_s(min(sequences, side.max_sequences), context)
     itl = step / (1 - busy)
+    if rate * (prefill + step) >= 1:
+        return _unstable(prefill + engine.host_s, step, "prefill")
     wait, wait_p99 = _queue(rate, prefill + step, 1)
     ttft = prefill + 1.5 * step + wait + engine.host_s
     mixed_share = rate * step

@@ -213,13 +213,17 @@ def choose(wish: DeploymentWish, options: Sequence[Option]) -> tuple[Choice, tup
         )
         return pair, (f"prefill and decode apart: {why}",)
     assert best is not None
-    return best, _why_together(wish, best, pair)
+    return best, _why_together(wish, best, pair, can_split=any(len(o.groups) > 1 for o in priced))
 
 
-def _why_together(wish: DeploymentWish, best: Choice, pair: Choice | None) -> tuple[str, ...]:
+def _why_together(
+    wish: DeploymentWish, best: Choice, pair: Choice | None, *, can_split: bool
+) -> tuple[str, ...]:
     size = f"{best.option.name}: the fewest GPUs that fit the model and serve {wish.workload.rate_rps:g} req/s"
-    if pair is None:
-        apart = "prefill/decode is not possible here: it needs two engines"
+    if pair is None and not can_split:
+        apart = "do not disaggregate: prefill/decode needs two engines, the GPUs hold one"
+    elif pair is None:
+        apart = "do not disaggregate: prefill/decode does not reach the goals on these GPUs"
     elif pair.num_gpus > best.num_gpus:
         apart = f"do not disaggregate: prefill/decode would need {pair.num_gpus} GPUs, aggregated {best.num_gpus}"
     else:

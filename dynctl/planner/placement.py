@@ -189,10 +189,6 @@ class Allocation:
         self._note(host, deployment, role)
         return host
 
-    def note_external(self, host: Host, deployment: str, role: Role) -> None:
-        """Count an adopted server where its agent watches it."""
-        self._note(host, deployment, role)
-
     def _note(self, host: Host, deployment: str, role: Role) -> None:
         self._engines[host.name] += 1
         roles = self._roles[host.name]

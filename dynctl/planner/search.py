@@ -329,8 +329,8 @@ def _finish(draft: _Drafted, router: RouterPlan, allocation: Allocation) -> Plan
     verdict = judge(draft.pools)
     reasons = [*draft.reasons, *priced, *left_out(allocation.hosts if draft.groups else ())]
     host = next(h for h in allocation.hosts if h.name == router.host_name)
-    if not host.gpus and any(h.gpus for h in allocation.hosts):
-        reasons.append(f"router on {host.name}: it has no GPUs")
+    if wish.router.host is None and len(allocation.hosts) > 1:
+        reasons.append(_why_router(host, allocation))
     limit = wish.limits.max_num_seqs
     return PlannedDeployment(
         name=wish.name,
@@ -344,6 +344,14 @@ def _finish(draft: _Drafted, router: RouterPlan, allocation: Allocation) -> Plan
         verdict=verdict,
         reasons=tuple(dict.fromkeys(reasons)),
     )
+
+
+def _why_router(host: Host, allocation: Allocation) -> str:
+    if not host.gpus and any(h.gpus for h in allocation.hosts):
+        return f"router on {host.name}: it has no GPUs"
+    if not allocation.num_engines(host):
+        return f"router on {host.name}: it runs no engine"
+    return f"router on {host.name}: every host runs engines, it the fewest"
 
 
 def _hosts(

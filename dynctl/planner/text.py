@@ -56,13 +56,13 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"cluster: {_text(plan.cluster)}"
     yield f"digest: {_text(plan.digest)}"
     yield from _texts("warnings", plan.warnings, "")
-    yield "hosts:"
+    yield "hosts:" if plan.hosts else "hosts: []"
     for host in plan.hosts:
         yield f"  - name: {_text(host.name)}"
         yield f"    machine_id: {_text(host.machine_id)}"
         yield f"    data_address: {_text(host.data_address)}"
         yield f"    relay_port: {host.relay_port}"
-    yield "deployments:"
+    yield "deployments:" if plan.deployments else "deployments: []"
     for deployment in plan.deployments:
         yield from _deployment(deployment)
 
@@ -89,7 +89,7 @@ def _deployment(planned: PlannedDeployment) -> Iterator[str]:
         yield f"      ttft_ms: {_figure(planned.estimate.ttft_ms)}"
         yield f"      itl_ms: {_figure(planned.estimate.itl_ms)}"
         yield f"      out_tokens_s: {_figure(planned.estimate.out_tokens_s)}  # at most"
-    yield "    pools:"
+    yield "    pools:" if planned.pools else "    pools: []"
     for pool in planned.pools:
         yield from _pool(pool)
 
@@ -100,7 +100,7 @@ def _pool(pool: Pool) -> Iterator[str]:
     yield f"        parallelism: {{tp: {p.tp}, pp: {p.pp}, dp: {p.dp}, ep: {p.ep}}}"
     if pool.memory is not None:
         yield from _memory(pool.memory)
-    yield "        replicas:"
+    yield "        replicas:" if pool.replicas else "        replicas: []"
     for replica in pool.replicas:
         yield f"          - id: {_text(replica.id)}"
         yield f"            host: {_text(replica.host_name)}"

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
 from dynctl.core.plan import Estimate, MemorySheet, Pool, Role
-from dynctl.planner.estimate import Layout, Pace, Side, estimate, serve
+from dynctl.core.units import format_seconds
+from dynctl.core.workload import Slo
+from dynctl.planner.estimate import Layout, Pace, Side, estimate, max_rate_rps, serve
 from dynctl.planner.options import declared_pace, max_sequences, pace_on, transfer_bytes_s
 from dynctl.planner.peaks import find_spec
 from dynctl.planner.placement import Group, kind_of
@@ -22,7 +24,9 @@ def judge(pools: Sequence[Pool]) -> str:
     num = sum(len(pool.replicas) for pool in pools)
     prefill = sum(len(p.replicas) for p in pools if p.role is Role.PREFILL)
     if prefill:
-        return f"prefill/decode: {prefill} prefill and {num - prefill} decode engines, KV moves between them"
+        return (
+            f"prefill/decode: {prefill} prefill and {num - prefill} decode, KV moves between them"
+        )
     if num == 1:
         return "single engine: nothing to route between"
     return f"replicas with KV routing: {num} aggregated engines, each request to the one that holds its prefix"
@@ -90,8 +94,8 @@ def _layout(
     return Layout(side(Role.AGGREGATED))
 
 
-def _judged(wish: DeploymentWish, layout: Layout, source: str) -> tuple[Estimate, list[str]]:
-    """The estimate, and a sentence where the goals or the rate do not hold."""
+def _judged(wish: DeploymentWish, layout: Layout, source: str) -> tuple[Estimate | None, list[str]]:
+    """The estimate with a sentence on each goal; none for a layout that the rate overloads."""
     work, slo = wish.workload, wish.slo
     served = serve(layout, work, work.rate_rps)
     reasons = []
@@ -101,8 +105,8 @@ def _judged(wish: DeploymentWish, layout: Layout, source: str) -> tuple[Estimate
             "transfer": "KV transfers queue without end",
         }
         why = what.get(served.limit, "sequences do not fit the KV cache")
-        reasons.append(f"overloaded at {work.rate_rps:g} req/s: {why}")
-        return estimate(layout, work, source), reasons
+        most = max_rate_rps(layout, work, Slo())
+        return None, [f"overloaded at {work.rate_rps:g} req/s: {why}; it bears {most:.3g} req/s"]
     for key, goal, reached in (
         ("ttft_ms", slo.ttft_ms, served.ttft_p99_s * 1e3),
         ("itl_ms", slo.itl_ms, served.itl_p99_s * 1e3),
@@ -110,6 +114,6 @@ def _judged(wish: DeploymentWish, layout: Layout, source: str) -> tuple[Estimate
         if goal is not None:
             verb = "holds" if reached <= goal else "is missed"
             reasons.append(
-                f"slo.{key} {goal:g} {verb} at {work.rate_rps:g} req/s: p99 {reached:.3g} ms expected"
+                f"slo.{key} {goal:g} {verb} at {work.rate_rps:g} req/s: p99 of {format_seconds(reached / 1e3)} expected"
             )
     return estimate(layout, work, source), reasons

@@ -1,0 +1,180 @@
+"""What cannot be planned ends in one sentence with the binding limit, and the nearest change."""
+
+from dataclasses import replace
+
+import pytest
+
+from dynctl.core.hardware import GpuState
+from dynctl.core.inventory import EngineSpec, PoolWish
+from dynctl.core.plan import Parallelism, Role
+from dynctl.core.workload import Slo, Workload
+from dynctl.errors import ExitCode, PlanError
+from dynctl.planner.search import make_plan
+
+
+def refused(ground):
+    with pytest.raises(PlanError) as caught:
+        make_plan(*ground)
+    assert caught.value.exit_code is ExitCode.REFUSED
+    assert caught.value.hint
+    return caught.value
+
+
+def test_gpu_engines_on_hosts_without_gpus(build):
+    error = refused(build.cluster([build.host("a"), build.host("b")], build.wish()))
+
+    assert "engine vllm needs GPUs and no host has one" in error.message
+    assert "device: cpu" in error.hint
+
+
+def test_no_host_at_all(build):
+    refused(build.cluster([], build.wish()))
+
+
+def test_gpus_that_are_all_taken_are_named(build):
+    states = {0: GpuState.BUSY, 1: GpuState.MIG}
+
+    error = refused(build.cluster([build.host("a", 2, states=states)], build.wish()))
+
+    assert "a: GPU 0 left out: in use by other processes" in error.message
+    assert "GPU 1 left out: in MIG mode" in error.message
+
+
+def test_a_model_that_does_not_fit_names_the_smallest_shortfall(build):
+    hosts = [build.host("a", 2, "a100-40", "NV4")]
+
+    error = refused(build.cluster(hosts, build.wish("llama-70b")))
+
+    assert "tp 2 on NVIDIA A100-SXM4-40GB needs" in error.message
+    assert "short" in error.message
+    assert "2 GPUs of 80 GiB in one host would do" in error.hint
+
+
+def test_goals_nobody_can_reach_name_the_best_that_can_be(build):
+    error = refused(
+        build.cluster([build.host("a", 8)], build.wish("llama-70b", slo=Slo(ttft_ms=5)))
+    )
+    assert "slo.ttft_ms 5 is infeasible: the best reachable TTFT is" in error.message
+
+    error = refused(build.cluster([build.host("a", 8)], build.wish("llama-70b", slo=Slo(itl_ms=1))))
+    assert "slo.itl_ms 1 is infeasible: the best reachable ITL is" in error.message
+
+
+def test_a_rate_beyond_the_gpus_says_how_many_would_do(build):
+    wish = build.wish("llama-70b", workload=Workload(rate_rps=1000))
+
+    error = refused(build.cluster([build.host("a", 8)], wish))
+
+    assert "1000 req/s is more than the free GPUs serve" in error.message
+    assert "such GPUs would do" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"slo": Slo(ttft_ms=float("nan"))}, "slo.ttft_ms"),
+        ({"slo": Slo(ttft_ms=-1)}, "slo.ttft_ms"),
+        ({"slo": Slo(itl_ms=0)}, "slo.itl_ms"),
+        ({"slo": Slo(itl_ms=1e13)}, "slo.itl_ms"),
+        ({"workload": Workload(rate_rps=float("inf"))}, "workload.rate_rps"),
+        ({"workload": Workload(isl_tokens=0)}, "workload.isl_tokens"),
+        ({"workload": Workload(shared_prefix_ratio=1.5)}, "shared_prefix_ratio"),
+    ],
+)
+def test_absurd_wishes_are_refused_as_input(build, change, key):
+    error = refused(build.cluster([build.host("a", 8)], build.wish(**change)))
+
+    assert key in error.message
+
+
+def pools(*wanted):
+    return tuple(PoolWish(role, count, Parallelism(tp)) for role, count, tp in wanted)
+
+
+def test_explicit_pools_are_refused_with_what_binds(build):
+    hosts = [build.host("a", 8), build.host("b", 4)]
+
+    def asking(*wanted, model="llama-70b"):
+        return refused(build.cluster(hosts, build.wish(model, pools=pools(*wanted)))).message
+
+    assert "give 3 such groups" in asking((Role.AGGREGATED, 4, 4))
+    assert "the largest has 8 GPUs" in asking((Role.AGGREGATED, 1, 16))
+    assert "tp 1 on NVIDIA H100" in asking((Role.AGGREGATED, 1, 1))
+    assert "tp 3 does not divide the 64 attention heads" in asking((Role.AGGREGATED, 1, 3))
+    assert "without a decode pool" in asking((Role.PREFILL, 1, 4))
+    assert "cannot be mixed" in asking((Role.PREFILL, 1, 4), (Role.DECODE, 1, 4), (Role.AGGREGATED, 1, 4))  # fmt: skip
+
+
+def test_a_pool_on_hosts_that_do_not_exist(build):
+    wanted = (PoolWish(Role.AGGREGATED, 1, Parallelism(1), hosts=("gpu-*",)),)
+
+    error = refused(build.cluster([build.host("a", 8)], build.wish(pools=wanted)))
+
+    assert "no host with GPUs matches gpu-*" in error.message
+
+
+def test_cpu_engines_need_slots_and_memory(build):
+    engine = EngineSpec("vllm", device="cpu")
+
+    none = refused(build.cluster([build.host("a")], build.wish(engine=engine)))
+    few = refused(
+        build.cluster(
+            [build.host("a", cpu_slots=1)],
+            build.wish(engine=engine, pools=(PoolWish(Role.AGGREGATED, 2),)),
+        )
+    )
+    small = refused(
+        build.cluster([build.host("a", cpu_slots=1)], build.wish("llama-70b", engine=engine))
+    )
+
+    assert "needs CPU slots and no host declares any" in none.message
+    assert "the 1 CPU slots of its hosts are taken" in few.message
+    assert "needs" in small.message
+    assert "per engine" in small.message
+
+
+def test_two_routers_on_one_port(build):
+    hosts = [build.host("a", 8)]
+    one, two = build.wish(name="one"), build.wish(name="two")
+
+    assert "both listen on 127.0.0.1:8000 of a" in refused(build.cluster(hosts, one, two)).message
+    moved = replace(two, router=replace(two.router, listen="127.0.0.1:8001"))
+    assert len(make_plan(*build.cluster(hosts, one, moved)).deployments) == 2
+
+
+def test_ports_that_run_out(build):
+    wish = build.wish(pools=pools((Role.PREFILL, 2, 2), (Role.DECODE, 2, 2)))
+
+    error = refused(build.cluster([build.host("a", 8)], wish, port_count=4))
+
+    assert "4 ports from 18800 are not enough" in error.message
+
+
+def test_an_unknown_shape_is_planned_only_as_written(build):
+    hosts = [build.host("a", 8)]
+
+    error = refused(build.cluster(hosts, build.wish("mystery")))
+    plan = make_plan(
+        *build.cluster(hosts, build.wish("mystery", pools=pools((Role.AGGREGATED, 1, 2))))
+    )
+
+    assert "the shape of /models/mystery is unknown" in error.message
+    assert any("not checked against memory" in reason for reason in plan.deployments[0].reasons)
+
+
+def test_external_servers_need_urls_one_per_replica(build):
+    hosts = [build.host("a", address="10.1.1.1"), build.host("b")]
+    urls = ("http://10.1.1.1:9000", "http://elsewhere:9000")
+
+    def engine(*given):
+        return EngineSpec("external", urls=given)
+
+    assert "needs urls" in refused(build.cluster(hosts, build.wish(engine=engine()))).message
+    wanted = pools((Role.PREFILL, 1, 1), (Role.DECODE, 2, 1))
+    error = refused(build.cluster(hosts, build.wish(engine=engine(*urls), pools=wanted)))
+    assert "pools ask for 3 replicas and engine.urls names 2" in error.message
+    plan = make_plan(*build.cluster(hosts, build.wish(engine=engine(*urls))))
+    assert [r.host_name for _, _, r in plan.replicas()] == [
+        "a",
+        plan.deployments[0].router.host_name,
+    ]

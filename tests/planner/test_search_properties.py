@@ -1,0 +1,186 @@
+"""What holds for every plan, whatever the cluster."""
+
+import random
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynctl.core.hardware import GpuState, Topology
+from dynctl.core.inventory import Inventory, Limits, PoolWish
+from dynctl.core.plan import Parallelism, Role
+from dynctl.core.workload import Slo, Workload
+from dynctl.errors import PlanError
+from dynctl.planner.check import check_plan
+from dynctl.planner.search import make_plan
+from dynctl.planner.text import from_yaml, to_yaml
+
+SHAPES = [(1, "NV18"), (2, "PHB"), (4, "NV4"), (8, "NV18"), (8, "SYS"), (3, "PIX"), (0, "SYS")]
+KINDS = ["h100", "a100", "a100-40", "l40s", "4090", "unknown"]
+MODELS = ["llama-8b", "llama-70b", "qwen3-32b-fp8", "qwen3-235b-fp8", "deepseek-v3"]
+STATES = [GpuState.FREE] * 6 + [GpuState.BUSY, GpuState.MIG, GpuState.LOST, GpuState.UNKNOWN]
+
+
+@st.composite
+def grounds(draw, build):
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    hosts = []
+    for i in range(rng.randint(1, 6)):
+        count, link = rng.choice(SHAPES)
+        states = {g: rng.choice(STATES) for g in range(count)}
+        hosts.append(
+            build.host(
+                f"h{i}", count, rng.choice(KINDS), link, states, cpu_slots=rng.choice([0, 2])
+            )
+        )
+    wishes = []
+    for i in range(rng.randint(1, 3)):
+        pools = rng.choice(
+            [
+                (),
+                (PoolWish(Role.AGGREGATED, rng.randint(1, 4), Parallelism(rng.choice([1, 2, 4]))),),
+                (
+                    PoolWish(Role.PREFILL, 1, Parallelism(2)),
+                    PoolWish(Role.DECODE, 2, Parallelism(2)),
+                ),
+                (PoolWish(Role.AGGREGATED, 1, Parallelism(2, 2)),),
+            ]
+        )
+        wish = build.wish(
+            rng.choice(MODELS),
+            kind=rng.choice(["vllm", "vllm", "vllm", "sim"]),
+            name=f"d{i}",
+            pools=pools,
+            workload=Workload(rng.choice([128, 4096]), rng.choice([16, 512]), rng.choice([0.5, 8.0]), rng.choice([0.0, 0.7])),
+            slo=rng.choice([Slo(), Slo(2000, 100), Slo(itl_ms=30)]),
+            limits=Limits(max_model_len_tokens=rng.choice([None, 8192])),
+        )  # fmt: skip
+        from dataclasses import replace
+
+        wishes.append(replace(wish, router=replace(wish.router, listen=f"127.0.0.1:{8000 + i}")))
+    return rng, build.cluster(hosts, *wishes)
+
+
+def plan_or_none(ground):
+    """The plan; None when it is refused, which is always one line and a next step."""
+    refusal = None
+    try:
+        return make_plan(*ground)
+    except PlanError as error:
+        refusal = error
+    assert refusal.message
+    assert refusal.hint
+    assert "\n" not in refusal.message
+    return None
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_every_plan_keeps_its_promises(build, data):
+    rng, ground = data.draw(grounds(build))
+    topology, inventory, models = ground
+
+    plan = plan_or_none(ground)
+    if plan is None:
+        return
+
+    gpus = {gpu.uuid: (host, gpu) for host in topology.hosts for gpu in host.gpus}
+    uses = Counter(gpu.uuid for _, _, replica in plan.replicas() for gpu in replica.gpus)
+    assert all(count == 1 for count in uses.values())
+    for planned, pool, replica in plan.replicas():
+        mine = [gpus[gpu.uuid] for gpu in replica.gpus]
+        assert all(gpu.state is GpuState.FREE for _, gpu in mine)
+        assert {host.name for host, _ in mine} <= {replica.host_name}
+        assert len({(gpu.name, gpu.memory_bytes) for _, gpu in mine}) <= 1
+        if planned.engine_kind == "vllm":
+            assert len(mine) == pool.parallelism.num_gpus
+            assert models[planned.name].num_heads % pool.parallelism.tp == 0
+            sheet = pool.memory
+            parts = (
+                sheet.reserve_bytes,
+                sheet.weight_bytes,
+                sheet.activation_bytes,
+                sheet.kv_bytes,
+            )
+            assert sum(parts) == sheet.total_bytes
+            assert min(parts) >= 0
+            assert sheet.total_bytes <= min(gpu.memory_bytes for _, gpu in mine)
+    ports = Counter(
+        (host.data_address, port)
+        for host in plan.hosts
+        for port in [
+            host.relay_port,
+            *[
+                r.side_channel_port + k
+                for _, pool, r in plan.replicas()
+                if r.host_name == host.name and r.side_channel_port
+                for k in range(pool.parallelism.num_gpus)
+            ],
+        ]
+    )
+    assert all(count == 1 for count in ports.values())
+    assert len({r.id for _, _, r in plan.replicas()}) == len(list(plan.replicas()))
+
+    hosts, entries = list(topology.hosts), list(inventory.hosts)
+    rng.shuffle(hosts)
+    rng.shuffle(entries)
+    from dataclasses import replace
+
+    again = make_plan(Topology(tuple(hosts)), replace(inventory, hosts=tuple(entries)), models)
+    assert to_yaml(again) == to_yaml(plan)
+    assert from_yaml(to_yaml(plan)) == plan
+    assert to_yaml(check_plan(plan, topology, inventory, models)) == to_yaml(plan)
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_more_gpus_or_looser_goals_never_make_it_infeasible(build, seed):
+    rng = random.Random(seed)
+    kind = rng.choice(["h100", "a100"])
+    hosts = [build.host(f"h{i}", rng.choice([2, 4, 8]), kind) for i in range(rng.randint(1, 4))]
+    slo = rng.choice([Slo(3000, 100), Slo(itl_ms=40), Slo(800)])
+    work = Workload(rng.choice([512, 4096]), 128, rng.choice([0.5, 2.0, 10.0]))
+    wish = build.wish(rng.choice(["llama-8b", "llama-70b"]), workload=work, slo=slo)
+    if plan_or_none(build.cluster(hosts, wish)) is None:
+        return
+
+    more = [*hosts, build.host("extra", 8, kind)]
+    looser = Slo(slo.ttft_ms and slo.ttft_ms * 2, slo.itl_ms and slo.itl_ms * 2)
+
+    assert plan_or_none(build.cluster(more, wish)) is not None
+    assert plan_or_none(build.cluster(hosts, build.wish(wish.model.rpartition("/")[2], workload=work, slo=looser))) is not None  # fmt: skip
+
+
+def test_the_digest_ignores_estimates_and_follows_the_layout(build):
+    slow = build.cluster(
+        [build.host("a", 8)], build.wish("llama-8b", workload=Workload(rate_rps=1))
+    )
+    same = build.cluster(
+        [build.host("a", 8)], build.wish("llama-8b", workload=Workload(rate_rps=2))
+    )
+    other = build.cluster([build.host("b", 8)], build.wish("llama-8b"))
+
+    digests = [make_plan(*ground).digest for ground in (slow, same, other)]
+
+    assert digests[0] == digests[1]
+    assert digests[0] != digests[2]
+
+
+def test_a_thousand_gpus_and_many_models_are_planned(build):
+    hosts = [build.host(f"h{i}", 8) for i in range(125)]
+    from dataclasses import replace
+
+    wishes = []
+    for i in range(50):
+        wish = build.wish("llama-70b", name=f"d{i}", workload=Workload(rate_rps=4.0))
+        wishes.append(replace(wish, router=replace(wish.router, listen=f"127.0.0.1:{8000 + i}")))
+
+    plan = make_plan(*build.cluster(hosts, *wishes))
+
+    assert len(plan.deployments) == 50
+
+
+def test_an_inventory_without_deployments_is_refused(build):
+    topology, inventory, models = build.cluster([build.host("a", 8)])
+
+    assert plan_or_none((topology, Inventory("lab", inventory.hosts), models)) is None
