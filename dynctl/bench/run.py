@@ -6,6 +6,7 @@ Not here: what figures mean (`record`), summaries (`report`). IO: HTTP through `
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +17,7 @@ from dynctl.bench.record import Record
 from dynctl.bench.report import ClientFacts, Measured, RouterCounts, Setting
 from dynctl.bench.statistics import percentile
 from dynctl.bench.stream import Chunk
-from dynctl.bench.words import CANDIDATES, COMMON, TokenCount, alike, fit
+from dynctl.bench.words import CANDIDATES, COMMON, ENOUGH_WORDS, TokenCount, alike, fit
 from dynctl.bench.workload import Ask, Script, Workload
 from dynctl.core.workload import Slo
 from dynctl.errors import DynctlError, ExitCode
@@ -31,6 +32,7 @@ WATCH_S = 1.0
 
 WEIGHERS = 8
 WEIGHED_TIMES = 16
+WEIGHED_AT_ONCE = 24
 
 Say = Callable[[str], None]
 
@@ -135,10 +137,13 @@ async def _weigh(target: Target, workload: Workload) -> dict[str, int]:
         async with few_at_once:
             costs[word] = await _count(target, workload, words, len(words)) - base
 
-    async with asyncio.TaskGroup() as group:
-        for word in CANDIDATES:
-            group.create_task(weigh(word))
-    return {word: costs[word] for word in CANDIDATES}
+    for start in range(0, len(CANDIDATES), WEIGHED_AT_ONCE):
+        async with asyncio.TaskGroup() as group:
+            for word in CANDIDATES[start : start + WEIGHED_AT_ONCE]:
+                group.create_task(weigh(word))
+        if max(Counter(costs.values()).values()) >= ENOUGH_WORDS:
+            break
+    return {word: costs[word] for word in CANDIDATES if word in costs}
 
 
 def _check_length(target: Target, workload: Workload) -> None:

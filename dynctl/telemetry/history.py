@@ -3,11 +3,11 @@
 Not here: polling, clocks (times are passed in, monotonic seconds), what is worth showing. Pure.
 """
 
-import itertools
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from dynctl.core.snapshot import EngineSample, Histogram, RouterSample, Snapshot
 
@@ -21,13 +21,6 @@ SAME_SAMPLE_S = 0.2
 Sampled = EngineSample | RouterSample
 
 
-class Point(NamedTuple):
-    """A cumulative value with the incarnation that counted it; counters start from zero in each."""
-
-    incarnation: str
-    value: float
-
-
 @dataclass(frozen=True, slots=True)
 class Latency:
     """Percentiles of one latency over a window, in seconds, from histogram buckets (linear inside a bucket)."""
@@ -36,33 +29,6 @@ class Latency:
     p95_s: float
     p99_s: float
     num_observations: float
-
-
-def increase(points: Iterable[Point]) -> float:
-    """Say how far a counter went up; after a restart it began again from zero, so its new value counts whole."""
-    grown = 0.0
-    for earlier, later in itertools.pairwise(points):
-        is_reset = earlier.incarnation != later.incarnation or later.value < earlier.value
-        grown += later.value if is_reset else later.value - earlier.value
-    return grown
-
-
-def histogram_increase(points: Sequence[tuple[str, Histogram]]) -> Histogram | None:
-    """Say which observations came in between the first and the last point; None with fewer than two points."""
-    if len(points) < 2:
-        return None
-    parts: list[Histogram] = []
-    start = points[0][1]
-    for (earlier_in, earlier), (later_in, later) in itertools.pairwise(points):
-        if (
-            earlier_in != later_in
-            or later.bounds != earlier.bounds
-            or later.counts[-1] < earlier.counts[-1]
-        ):
-            parts.append(_minus(earlier, start))
-            start = Histogram(later.bounds, (0.0,) * len(later.counts), 0.0)
-    parts.append(_minus(points[-1][1], start))
-    return merge(parts)
 
 
 def _minus(later: Histogram, earlier: Histogram) -> Histogram:
@@ -118,59 +84,127 @@ def latency(histogram: Histogram | None) -> Latency | None:
     return Latency(p50, p95, p99, histogram.counts[-1])
 
 
-class Series:
-    """The samples of one engine or router over the longest window, oldest first."""
+class _Life:
+    """Samples between two restarts, oldest first: within a life, counters only grow."""
 
-    __slots__ = ("_samples",)
+    __slots__ = ("_known", "incarnation", "samples", "times_s")
+
+    def __init__(self, incarnation: str) -> None:
+        self.incarnation = incarnation
+        self.times_s: list[float] = []
+        self.samples: list[Sampled] = []
+        self._known: dict[str, float] = {}
+
+    def takes(self, measured_s: float, sample: Sampled) -> bool:
+        """Take a sample unless its counters began again from zero: a new incarnation, or a counter that fell."""
+        if _incarnation(sample) != self.incarnation:
+            return False
+        counters = {
+            name: value
+            for name in _COUNTERS[type(sample)]
+            if (value := getattr(sample, name)) is not None
+        }
+        if any(value < self._known.get(name, value) for name, value in counters.items()):
+            return False
+        self._known |= counters
+        self.times_s.append(measured_s)
+        self.samples.append(sample)
+        return True
+
+    def ends(
+        self, field: str, since_s: float
+    ) -> tuple[tuple[float, Any], tuple[float, Any]] | None:
+        """Return the first and last known value of a field from `since_s` on, each with its time."""
+        start = bisect_left(self.times_s, since_s)
+        known = (
+            i for i in range(start, len(self.samples)) if _value(self.samples[i], field) is not None
+        )
+        first = next(known, None)
+        if first is None:
+            return None
+        last = len(self.samples) - 1
+        while _value(self.samples[last], field) is None:
+            last -= 1
+        return tuple((self.times_s[i], _value(self.samples[i], field)) for i in (first, last))  # type: ignore[return-value]
+
+
+def _value(sample: Sampled, field: str) -> Any:  # noqa: ANN401 - a count or a histogram
+    return getattr(sample, field)
+
+
+_COUNTERS = {
+    kind: tuple(f.name for f in fields(kind) if f.name.endswith("_total"))
+    for kind in (EngineSample, RouterSample)
+}
+
+
+class Series:
+    """The samples of one engine or router over the longest window, split where its counters began again.
+
+    A question costs a few look-ups per life, not a walk over the window: there may be hundreds of engines.
+    """
+
+    __slots__ = ("_lives",)
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, Sampled]] = deque()
+        self._lives: deque[_Life] = deque()
 
     def add(self, measured_s: float, sample: Sampled) -> None:
         """Keep a sample unless it is the last one again; forget what no window reaches."""
-        if self._samples and measured_s - self._samples[-1][0] < SAME_SAMPLE_S:
+        if self._lives and measured_s - self.measured_s < SAME_SAMPLE_S:
             return
-        self._samples.append((measured_s, sample))
-        while measured_s - self._samples[0][0] > LATENCY_WINDOW_S:
-            self._samples.popleft()
+        if not self._lives or not self._lives[-1].takes(measured_s, sample):
+            self._lives.append(_Life(_incarnation(sample)))
+            self._lives[-1].takes(measured_s, sample)
+        oldest = self._lives[0]
+        too_old = bisect_left(oldest.times_s, measured_s - LATENCY_WINDOW_S - SAME_SAMPLE_S)
+        del oldest.times_s[:too_old], oldest.samples[:too_old]
+        if not oldest.samples:
+            self._lives.popleft()
 
     @property
     def measured_s(self) -> float:
         """When the newest sample was measured."""
-        return self._samples[-1][0]
+        return self._lives[-1].times_s[-1]
 
     def rate(self, field: str, window_s: float = RATE_WINDOW_S) -> float | None:
         """Say how fast a counter grows per second; None with fewer than two samples in the window."""
-        points = self._points(field, window_s)
-        if len(points) < 2:
-            return None
-        return increase(point for _, point in points) / (points[-1][0] - points[0][0])
+        ends = self._ends(field, window_s)
+        span_s = ends[-1][1][0] - ends[0][0][0] if ends else 0.0
+        return _growth(ends) / span_s if span_s > 0 else None
 
     def grown(self, field: str, window_s: float = LATENCY_WINDOW_S) -> float | None:
         """Say how far a counter went up in the window; None with fewer than two samples."""
-        points = self._points(field, window_s)
-        return increase(point for _, point in points) if len(points) >= 2 else None
+        ends = self._ends(field, window_s)
+        return _growth(ends) if ends and ends[-1][1][0] > ends[0][0][0] else None
 
     def observed(self, field: str, window_s: float = LATENCY_WINDOW_S) -> Histogram | None:
         """Say what a histogram observed in the window; None with fewer than two samples."""
-        return histogram_increase(
-            [
-                (_incarnation(sample), value)
-                for _, sample in self._recent(window_s)
-                if (value := getattr(sample, field)) is not None
-            ]
-        )
+        ends = self._ends(field, window_s)
+        if not ends or ends[-1][1][0] <= ends[0][0][0]:
+            return None
+        (_, first), (_, last) = ends[0]
+        # Later lives began from zero, so what they counted last is all theirs.
+        return merge([_minus(last, first), *(last for _, (_, last) in ends[1:])])
 
-    def _points(self, field: str, window_s: float) -> list[tuple[float, Point]]:
-        return [
-            (measured_s, Point(_incarnation(sample), value))
-            for measured_s, sample in self._recent(window_s)
-            if (value := getattr(sample, field)) is not None
-        ]
+    def _ends(
+        self, field: str, window_s: float
+    ) -> list[tuple[tuple[float, Any], tuple[float, Any]]]:
+        """Return per life in the window its first and last known value with their times."""
+        if not self._lives:
+            return []
+        since_s = self.measured_s - window_s - SAME_SAMPLE_S
+        found = (life.ends(field, since_s) for life in self._lives)
+        return [ends for ends in found if ends is not None]
 
-    def _recent(self, window_s: float) -> list[tuple[float, Sampled]]:
-        since_s = self._samples[-1][0] - window_s - SAME_SAMPLE_S if self._samples else 0.0
-        return [entry for entry in self._samples if entry[0] >= since_s]
+
+def _growth(ends: list[tuple[tuple[float, Any], tuple[float, Any]]]) -> float:
+    (_, first), (_, last) = ends[0]
+    grown: float = last - first
+    # Later lives began from zero, so what they counted last is all theirs.
+    for _, (_, later) in ends[1:]:
+        grown += later
+    return grown
 
 
 def _incarnation(sample: Sampled) -> str:

@@ -1,5 +1,7 @@
 """Rates and percentiles over windows: restarts, repeats, gaps, odd bounds."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,11 +9,8 @@ from hypothesis import strategies as st
 from dynctl.core.snapshot import EngineSample, Histogram, HostSnapshot, Snapshot
 from dynctl.telemetry.history import (
     History,
-    Point,
     Series,
     Trends,
-    histogram_increase,
-    increase,
     latency,
     merge,
     quantile,
@@ -22,25 +21,52 @@ def sample(incarnation="i1", **fields):
     return EngineSample("e", incarnation, **fields)
 
 
-def test_increase_within_one_incarnation_is_the_difference():
-    assert increase([Point("a", 5), Point("a", 7), Point("a", 7), Point("a", 12)]) == 7
+def tokens(*points):
+    """A series of (incarnation, generation tokens) a second apart."""
+    series = Series()
+    for second, (incarnation, value) in enumerate(points):
+        series.add(float(second), sample(incarnation, generation_tokens_total=value))
+    return series.grown("generation_tokens_total")
 
 
-def test_increase_across_a_restart_counts_the_new_value_whole():
-    assert increase([Point("a", 100), Point("a", 110), Point("b", 4), Point("b", 9)]) == 10 + 9
+def test_growth_within_one_incarnation_is_the_difference():
+    assert tokens(("a", 5), ("a", 7), ("a", 7), ("a", 12)) == 7
+
+
+def test_growth_across_a_restart_counts_the_new_value_whole():
+    assert tokens(("a", 100), ("a", 110), ("b", 4), ("b", 9)) == 10 + 9
 
 
 def test_a_new_incarnation_counts_from_zero_even_when_its_counter_is_already_higher():
-    assert increase([Point("a", 10), Point("b", 30)]) == 30
+    assert tokens(("a", 10), ("b", 30)) == 30
 
 
 def test_a_counter_that_falls_without_a_new_incarnation_is_a_restart_too():
-    assert increase([Point("", 10), Point("", 3)]) == 3
+    assert tokens(("a", 10), ("a", 3)) == 3
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 1e6)), max_size=20))
-def test_increase_is_never_negative(points):
-    assert increase([Point(*point) for point in points]) >= 0
+def test_growth_looks_past_scrapes_without_the_family():
+    assert tokens(("a", None), ("a", 10), ("a", None), ("a", 14), ("a", None)) == 4
+
+
+@given(st.lists(st.tuples(st.booleans(), st.none() | st.floats(0, 1e6)), max_size=20))
+def test_growth_is_what_a_walk_over_all_points_finds(moments):
+    # Incarnations never come back.
+    starts = itertools.accumulate(int(is_new) for is_new, _ in moments)
+    points = [(str(n), value) for n, (_, value) in zip(starts, moments, strict=True)]
+    known = [point for point in points if point[1] is not None]
+    grown, before = 0.0, None
+    for point in known:
+        if before is not None:
+            is_restart = before[0] != point[0] or point[1] < before[1]
+            grown += point[1] if is_restart else point[1] - before[1]
+        before = point
+    found = tokens(*points)
+
+    if len(known) < 2:
+        assert found is None
+    else:
+        assert found == pytest.approx(grown, abs=1e-3)
 
 
 def test_quantile_is_linear_inside_the_bucket():
@@ -76,15 +102,22 @@ def test_quantiles_are_monotone_and_within_the_bounds(per_bucket, qs):
         assert 0 <= low <= high <= bounds[-1]
 
 
-def test_histogram_increase_takes_the_difference():
+def observed(*points):
+    series = Series()
+    for second, (incarnation, histogram) in enumerate(points):
+        series.add(float(second), sample(incarnation, ttft_s=histogram))
+    return series.observed("ttft_s")
+
+
+def test_observations_of_a_window_are_the_difference():
     earlier = Histogram((1.0,), (2.0, 3.0), 4.0)
     later = Histogram((1.0,), (5.0, 7.0), 9.0)
 
-    assert histogram_increase([("a", earlier), ("a", later)]) == Histogram((1.0,), (3.0, 4.0), 5.0)
-    assert histogram_increase([("a", earlier)]) is None
+    assert observed(("a", earlier), ("a", later)) == Histogram((1.0,), (3.0, 4.0), 5.0)
+    assert observed(("a", earlier)) is None
 
 
-def test_histogram_increase_across_a_restart_adds_both_lives():
+def test_observations_across_a_restart_add_both_lives():
     points = [
         ("a", Histogram((1.0,), (2.0, 3.0), 4.0)),
         ("a", Histogram((1.0,), (4.0, 6.0), 8.0)),
@@ -92,7 +125,7 @@ def test_histogram_increase_across_a_restart_adds_both_lives():
         ("b", Histogram((1.0,), (2.0, 5.0), 9.0)),
     ]
 
-    assert histogram_increase(points) == Histogram((1.0,), (2.0 + 2.0, 3.0 + 5.0), 4.0 + 9.0)
+    assert observed(*points) == Histogram((1.0,), (2.0 + 2.0, 3.0 + 5.0), 4.0 + 9.0)
 
 
 def test_merge_of_different_bounds_keeps_the_shared_ones_exact():
