@@ -32,11 +32,12 @@ def command(
 
 
 async def _look(wanted: Inventory, hosts: list[str]) -> Topology:
+    from dynctl.cli.up import ask_about_keys
     from dynctl.discovery.discover import discover
     from dynctl.remote.fleet import open_fleet
 
     entries = [entry for entry in wanted.hosts if entry.name in hosts]
-    async with open_fleet(entries, wanted.ssh) as fleet:
+    async with open_fleet(entries, wanted.ssh, ask_about_keys) as fleet:
         return await discover(entries, fleet)
 
 

@@ -76,10 +76,11 @@ def _flags(inventory: Path, *, local: bool) -> str:
 
 
 async def _plan(wanted: Inventory) -> tuple[Topology, Plan]:
+    from dynctl.cli.up import ask_about_keys
     from dynctl.discovery.survey import survey
     from dynctl.remote.fleet import open_fleet
 
-    async with open_fleet(wanted.hosts, wanted.ssh) as fleet:
+    async with open_fleet(wanted.hosts, wanted.ssh, ask_about_keys) as fleet:
         found = await survey(wanted, fleet)
         return found.topology, found.plan()
 
