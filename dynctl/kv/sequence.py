@@ -54,6 +54,8 @@ class EventSequence:
         self._num_attempts = 0
         self._asked = 0
         self._wanted = 0
+        self._compare_from: int | None = None
+        """Set while it is unsure whether the publisher is still the same."""
         self._heard_s = 0.0
         self.counts = SequenceCounts()
 
@@ -97,6 +99,7 @@ class EventSequence:
             self.counts.num_duplicates += 1
             return verdict
         is_first, self._is_unanswered = self._is_unanswered, False
+        self._compare_from = None
         if self._next is None:
             self._join_at(seq)
         elif self._contradicts(seq, payload):
@@ -132,7 +135,8 @@ class EventSequence:
         """
         if not self._can_replay:
             return Verdict()
-        return self._ask(Verdict(), now_s, next(iter(self._remembered), 0))
+        self._compare_from = next(iter(self._remembered), 0)
+        return self._ask(Verdict(), now_s)
 
     def audit(self, now_s: float) -> Verdict:
         """Ask for what may have been lost at the tail of a publisher that went quiet (K5)."""
@@ -164,6 +168,8 @@ class EventSequence:
         if not self._is_repairing:
             return verdict
         self._is_repairing = False
+        if has_answered:
+            self._compare_from = None
         if has_answered and self._is_unanswered and self._asked in self._remembered:
             self._restart(verdict)  # it does not know the batch we had last
             return self._ask(verdict, now_s)
@@ -181,6 +187,7 @@ class EventSequence:
     def _give_up(self, verdict: Verdict, seq: int) -> None:
         """Forget everything and go on after the gap: at `seq`, or at the first batch held before it (K2)."""
         self._num_attempts = 0
+        self._compare_from = None
         self.counts.num_lost += 1
         verdict.reset = True
         verdict.apply.clear()
@@ -199,19 +206,21 @@ class EventSequence:
             self.counts.num_gaps += 1
         return self._ask(verdict, now_s)
 
-    def _ask(self, verdict: Verdict, now_s: float, start: int | None = None) -> Verdict:
+    def _ask(self, verdict: Verdict, now_s: float) -> Verdict:
         self._is_repairing = True
         self._is_unanswered = True
         self._heard_s = now_s
         # From the last batch we have, not the next: whether it is the same tells a restarted publisher (K8).
         self._wanted = self._next or 0
-        self._asked = max(0, self._wanted - 1) if start is None else start
+        compare_from = self._compare_from
+        self._asked = max(0, self._wanted - 1) if compare_from is None else compare_from
         self.counts.num_replays += 1
         verdict.replay_from = self._asked
         return verdict
 
     def _is_complete(self) -> bool:
-        return self._next is not None and not self._held and self._next > self._highest
+        has_all = self._next is not None and not self._held and self._next > self._highest
+        return has_all and self._compare_from is None
 
     def _drain(self, verdict: Verdict) -> None:
         while self._next is not None and self._next in self._held:
@@ -243,6 +252,7 @@ class EventSequence:
         verdict.reset = True
         self._next = 0
         self._highest = -1
+        self._compare_from = None
         self._held.clear()
         self._remembered.clear()
         self._is_repairing = False
