@@ -9,7 +9,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from dynctl.remote.dial import dial
 from dynctl.remote.keys import KeyRing
 from dynctl.remote.known_hosts import HostKey, KnownHosts, KnownKey, lookup_name
 from dynctl.remote.routes import MAX_HOPS, Hop, Route, resolve
+from dynctl.remote.trust import NewHostKey, UnknownKeyError
+
+__all__ = ["Connector", "Link", "NewHostKey"]
 
 KEEPALIVE_COUNT = 3
 MAX_STARTS_PER_JUMP = 8
@@ -52,34 +55,6 @@ _PLAIN: dict[str, Any] = {
     "keepalive_count_max": KEEPALIVE_COUNT,
 }
 """What holds for every login: public keys only, nothing forwarded, nothing asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class NewHostKey:
-    """A host key nobody has accepted yet."""
-
-    name: str
-    """The host's name in the inventory, or the jump host's address."""
-    host: str
-    port: int
-    key: HostKey
-
-
-class UnknownKeyError(TrustError):
-    """Raised when a host shows a key that known_hosts does not list."""
-
-    def __init__(self, new: NewHostKey, path: Path) -> None:
-        self.new = new
-        where = lookup_name(new.host, new.port)
-        super().__init__(
-            f"{new.name}: the host key of {where} is not known: {new.key.kind} {new.key.fingerprint}",
-            f"compare it with the host's own (ssh-keygen -lf /etc/ssh/ssh_host_{_short(new.key.kind)}_key.pub), then add "
-            f"this line to {path}: {where} {new.key.line}",
-        )
-
-
-Confirm = Callable[[Sequence[NewHostKey]], Awaitable[bool]]
-"""Asks a person once about all new host keys; true accepts them."""
 
 
 @dataclass(slots=True)
@@ -352,8 +327,3 @@ def _at(route: Route) -> str:
 def _reason(error: OSError) -> str:
     """The plain text of an error; asyncio's own texts repeat the address."""
     return os.strerror(error.errno) if error.errno else clean(str(error))
-
-
-def _short(kind: str) -> str:
-    """The part of OpenSSH's host key file names: `ssh-ed25519` is in ssh_host_ed25519_key."""
-    return "ecdsa" if kind.startswith("ecdsa") else kind.removeprefix("ssh-")

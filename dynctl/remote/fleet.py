@@ -4,15 +4,18 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from dynctl.core.inventory import HostEntry, SshSettings
 from dynctl.errors import DynctlError, UnknownOutcomeError
-from dynctl.remote.connect import Confirm, Connector, NewHostKey, UnknownKeyError
+from dynctl.remote.known_hosts import KnownHosts
 from dynctl.remote.local import LocalRemote
 from dynctl.remote.port import Remote
-from dynctl.remote.routes import hop_of
-from dynctl.remote.ssh import SshRemote
+from dynctl.remote.trust import Confirm, NewHostKey, UnknownKeyError
+
+if TYPE_CHECKING:
+    from dynctl.remote.connect import Connector
 
 T = TypeVar("T")
 
@@ -87,13 +90,13 @@ async def open_fleet(
     Hosts that cannot be reached are in `Fleet.errors`. New host keys: with `host_keys: accept-new` they are added to
     known_hosts and logged; otherwise `confirm` is asked once about all of them, and without it they are refused.
     """
-    connector = Connector(ssh)
+    connector = _connector(ssh) if any(not entry.is_local for entry in entries) else None
     remotes: dict[str, Remote | DynctlError] = {}
     try:
         waiting = list(entries)
         for _ in range(MAX_ROUNDS):
             remotes |= await _each(waiting, lambda entry: _open(entry, connector))
-            waiting = await _accept(entries, remotes, connector, confirm)
+            waiting = await _accept(entries, remotes, ssh, confirm)
             if not waiting:
                 break
         yield Fleet(entries, remotes, ssh.parallel)
@@ -101,12 +104,23 @@ async def open_fleet(
         for remote in remotes.values():
             if not isinstance(remote, DynctlError):
                 await remote.close()
-        await connector.close()
+        if connector is not None:
+            await connector.close()
 
 
-async def _open(entry: HostEntry, connector: Connector) -> Remote | DynctlError:
-    if entry.is_local:
+def _connector(ssh: SshSettings) -> "Connector":
+    # Half a second of CPU, which runs on this machine alone need not pay.
+    from dynctl.remote.connect import Connector  # noqa: PLC0415
+
+    return Connector(ssh)
+
+
+async def _open(entry: HostEntry, connector: "Connector | None") -> Remote | DynctlError:
+    if entry.is_local or connector is None:
         return LocalRemote(entry.name)
+    from dynctl.remote.routes import hop_of  # noqa: PLC0415 - as above
+    from dynctl.remote.ssh import SshRemote  # noqa: PLC0415 - as above
+
     try:
         return await SshRemote.open(entry.name, hop_of(entry), connector)
     except DynctlError as error:
@@ -116,7 +130,7 @@ async def _open(entry: HostEntry, connector: Connector) -> Remote | DynctlError:
 async def _accept(
     entries: Sequence[HostEntry],
     remotes: Mapping[str, Remote | DynctlError],
-    connector: Connector,
+    ssh: SshSettings,
     confirm: Confirm | None,
 ) -> list[HostEntry]:
     """Settle new host keys and return the hosts to try again."""
@@ -124,14 +138,15 @@ async def _accept(
     if not new:
         return []
     keys = _distinct(new.values())
-    if connector.settings.host_keys == "accept-new":
+    if ssh.host_keys == "accept-new":
         for key in keys:
             _LOG.warning(
                 "new host key of %s accepted: %s %s", key.name, key.key.kind, key.key.fingerprint
             )
     elif confirm is None or not await confirm(keys):
         return []
-    await asyncio.to_thread(connector.known_hosts.add, [(k.host, k.port, k.key) for k in keys])
+    known_hosts = KnownHosts(Path(ssh.known_hosts).expanduser())  # noqa: ASYNC240 - reads $HOME only
+    await asyncio.to_thread(known_hosts.add, [(k.host, k.port, k.key) for k in keys])
     return [entry for entry in entries if entry.name in new]
 
 

@@ -1,4 +1,6 @@
 import asyncio
+import subprocess
+import sys
 import time
 
 import pytest
@@ -178,3 +180,19 @@ def test_a_fake_host_answers_as_scripted_and_remembers():
     assert (out, echoed, status, content, got) == (b"x86_64\n", b"x", 127, b"1", [b"x86_64"])
     assert fake.modes == {"/home/ops/f": 0o640}
     assert [c.argv[0] for c in fake.commands] == ["uname", "cat", "ls", "nope", "uname"]
+
+
+def test_runs_on_this_machine_alone_never_load_the_ssh_library():
+    """Loading it costs half a second of CPU."""
+    script = (
+        "import asyncio, sys\n"
+        "from dynctl.core.inventory import HostEntry, SshSettings\n"
+        "from dynctl.remote.fleet import open_fleet\n"
+        "async def main():\n"
+        "    async with open_fleet([HostEntry('here', 'local')], SshSettings()) as fleet:\n"
+        "        print(sorted(fleet.errors), 'asyncssh' in sys.modules)\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+
+    assert done.stdout == b"[] False\n"

@@ -304,3 +304,42 @@ def test_cancelling_a_command_ends_it_on_the_host(sshd, home):
         return await remote.run(Command(("echo", "still here")))
 
     assert with_remote(sshd, home, work).is_ok
+
+
+def test_a_frozen_link_is_noticed_and_the_outcome_is_unknown(sshd, home):
+    """D7: no packet comes and none is refused; only keepalives can tell."""
+    pipes: set[asyncio.Task[None]] = set()
+
+    async def pipe(reader, writer):
+        while data := await reader.read(65536):
+            writer.write(data)
+
+    async def through(reader, writer):
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", sshd.port)
+        writers.extend((writer, up_writer))
+        pipes.add(asyncio.create_task(pipe(reader, up_writer)))
+        pipes.add(asyncio.create_task(pipe(up_reader, writer)))
+
+    async def main():
+        async with sshd.running():
+            proxy = await asyncio.start_server(through, "127.0.0.1", 0)
+            port = proxy.sockets[0].getsockname()[1]
+            entry = home.entry(sshd, port=port)
+            known = f"[127.0.0.1]:{port} {sshd.host_key.export_public_key().decode()}"
+            (home.ssh / "known_hosts").write_text(known)
+            async with proxy, open_fleet([entry], home.settings(keepalive_s=0.2)) as fleet:
+                running = asyncio.create_task(fleet.remote("h1").run(Command(("sleep", "60"))))
+                while len(sshd.children) < 2:
+                    await asyncio.sleep(0.01)
+                for task in pipes:
+                    task.cancel()
+                try:
+                    async with asyncio.timeout(20):
+                        await running
+                finally:
+                    for writer in writers:
+                        writer.transport.abort()
+
+    writers: list[asyncio.StreamWriter] = []
+    with pytest.raises(UnknownOutcomeError, match="connection was lost"):
+        asyncio.run(main())
