@@ -3,12 +3,15 @@
 import asyncio
 import hashlib
 import json
+import re
+from pathlib import Path
 
 import openai
 import pytest
 from router_bench import events, routed, until
 from router_fakes import MODEL, FakeEngine
 
+import dynctl
 from dynctl.errors import UsageError
 from dynctl.router.api.requests import RefusedError, parse_request
 from dynctl.router.config import (
@@ -246,6 +249,23 @@ def test_metrics_say_what_happened(run):
             assert sample.output_tokens_total == 12
             assert sample.ttft_s.counts[-1] == 1
             assert sample.itl_s.counts[-1] == 5
+
+    run(main)
+
+
+def test_every_metric_is_in_the_documentation_and_the_other_way_round(run):
+    async def main():
+        async with routed(FakeEngine()) as bench:
+            await bench.client.complete(stream=True)
+            text = (await bench.client.get("/metrics")).body.decode()
+        exported = {
+            (line.split()[2], line.split()[3])
+            for line in text.splitlines()
+            if line.startswith("# TYPE")
+        }
+        table = (Path(dynctl.__file__).parent.parent / "docs/metrics.md").read_text()
+        rows = re.findall(r"^\| `(dynctl_router_\w+)` \| (\w+) \|", table, re.MULTILINE)
+        assert exported == set(rows)
 
     run(main)
 

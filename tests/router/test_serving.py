@@ -180,6 +180,26 @@ def test_requests_wait_for_room_and_leave_the_queue_when_time_is_over(run):
     run(main)
 
 
+def test_a_client_that_leaves_the_queue_is_out_at_once(run):
+    async def main():
+        engine = FakeEngine(tokens=3, gap_s=0.5)
+        async with routed(engine, settings={"default_slots": 1}) as bench:
+            first = asyncio.create_task(bench.client.complete())
+            await until(lambda: engine.num_running == 1)
+            second = asyncio.create_task(bench.client.complete())
+            await until(lambda: len(bench.desk.line) == 1)
+            second.cancel()
+            await asyncio.wait([second])
+            await until(lambda: not len(bench.desk.line), 0.4)
+
+            assert (await first).status == 200
+            assert len(engine.requests) == 1
+            assert bench.desk.metrics.client_gone.value("queued") == 1
+            bench.assert_books_balance()
+
+    run(main)
+
+
 def test_a_full_queue_refuses_at_once(run):
     async def main():
         engine = FakeEngine(gap_s=0.2)
