@@ -3,6 +3,7 @@
 Not here: what is sent (`workload`), waiting (`run`).
 """
 
+import itertools
 import random
 import re
 from collections.abc import Iterator
@@ -33,10 +34,16 @@ class Load:
 
     def offsets_s(self, rng: random.Random, duration_s: float) -> Iterator[float]:
         """Yield when requests are due within the duration, in seconds from the start (open loop only)."""
-        at_s = rng.expovariate(self.rate_rps) if self.kind == "poisson" else 0.0
-        while at_s < duration_s:
+        at_s = 0.0
+        for number in itertools.count(1):
+            if self.kind == "poisson":
+                at_s += rng.expovariate(self.rate_rps)
+            else:
+                # Not a running sum, whose rounding would let one more in at the end.
+                at_s = (number - 1) / self.rate_rps
+            if at_s >= duration_s:
+                return
             yield at_s
-            at_s += rng.expovariate(self.rate_rps) if self.kind == "poisson" else 1 / self.rate_rps
 
     def __str__(self) -> str:
         return (

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import threading
 from dataclasses import dataclass, field
 
 import pytest
@@ -196,3 +197,39 @@ def with_server():
         return asyncio.run(main())
 
     return run
+
+
+@pytest.fixture
+def served():
+    """Start fake servers in a thread of their own, for tests that run the command line in this one."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    servers = []
+
+    def start(**settings):
+        fake = FakeServer(**settings)
+
+        async def listen():
+            server = await asyncio.start_server(fake.handle, "127.0.0.1", 0)
+            host, port = server.sockets[0].getsockname()
+            fake.url = f"http://{host}:{port}"
+            servers.append(server)
+
+        asyncio.run_coroutine_threadsafe(listen(), loop).result(10)
+        return fake
+
+    async def end():
+        for server in servers:
+            server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.sleep(0)
+
+    yield start
+    asyncio.run_coroutine_threadsafe(end(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()

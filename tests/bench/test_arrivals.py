@@ -13,6 +13,10 @@ def test_constant_arrivals_are_equally_spaced_from_the_start():
     assert list(parse_load("constant:4").offsets_s(random.Random(1), 1.0)) == [0.0, 0.25, 0.5, 0.75]
 
 
+def test_rounding_lets_no_arrival_in_at_the_end():
+    assert len(list(parse_load("constant:20").offsets_s(random.Random(1), 0.5))) == 10
+
+
 def test_poisson_arrivals_have_the_rate_and_exponential_gaps():
     times = list(parse_load("poisson:50").offsets_s(random.Random(1), 200.0))
     gaps = [b - a for a, b in itertools.pairwise(times)]
