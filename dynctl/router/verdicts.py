@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from dynctl.http1.message import Header
 from dynctl.http1.call import Call, UpstreamError
+from dynctl.http1.message import Header
 from dynctl.router.api.answers import Failure, from_engine
 from dynctl.router.handoff import Fault
 
