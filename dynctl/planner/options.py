@@ -5,7 +5,7 @@ Pure.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynctl.core.hardware import Host
@@ -14,19 +14,17 @@ from dynctl.core.model import Model
 from dynctl.core.plan import MemorySheet, Parallelism, Sourced
 from dynctl.core.units import GIB, format_bytes
 from dynctl.errors import PlanError
-from dynctl.planner.estimate import DeclaredPace, Layout, Pace, Side, max_rate_rps, meets, serve
+from dynctl.planner.estimate import Layout, Pace, Side, max_rate_rps, meets, serve
 from dynctl.planner.grouping import num_nvlinks
 from dynctl.planner.memory import MAX_NUM_SEQS, Room, legal_tp, needed_bytes, sheet
 from dynctl.planner.peaks import find_spec
 from dynctl.planner.placement import Allocation, GpuKind, Group
 from dynctl.planner.roofline import Engine, group_link
-from dynctl.sim.scheduler import StepCosts
+from dynctl.planner.transfer import ETHERNET_BYTES_S, transfer_bytes_s
 
 TP_SIZES = (1, 2, 4, 8, 16)
 PD_MARGIN = 0.85
 """Prefill/decode is chosen when it needs at most this share of the GPUs: less is within the model's error."""
-ETHERNET_BYTES_S = 10e9 / 8
-"""Taken between hosts whose link rate is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,52 +359,3 @@ def max_model_len(
     if model.max_len_tokens <= room:
         return Sourced(model.max_len_tokens, "default: the model's own limit")
     return Sourced(max(1, room), "modelled: 90 % of what the KV cache holds")
-
-
-def declared_pace(args: Mapping[str, str]) -> DeclaredPace | None:
-    """How fast a simulated engine pretends to be, by its flags; None when a flag is no number."""
-    try:
-        costs = StepCosts(
-            **{
-                field: float(args[flag])
-                for field in StepCosts.__slots__
-                if (flag := field.replace("_", "-")) in args
-            }
-        )
-    except ValueError:
-        return None
-    return DeclaredPace(
-        prefill_base_s=costs.prefill_base_ms / 1e3,
-        prefill_s_per_token=costs.prefill_us_per_token / 1e6,
-        step_s=costs.decode_ms / 1e3,
-        step_s_per_sequence=costs.decode_us_per_seq / 1e6,
-    )
-
-
-def transfer_bytes_s(groups: Sequence[Group]) -> float:
-    """How fast KV moves between engines on these groups: the slowest way any two of them may have to go."""
-    hosts = {group.host.name: group.host for group in groups}
-    speeds = [_inside_bytes_s(group) for group in groups] if len(hosts) == 1 else []
-    speeds += [_outside_bytes_s(host) for host in hosts.values()] if len(hosts) > 1 else []
-    return min(speeds, default=ETHERNET_BYTES_S)
-
-
-def _inside_bytes_s(group: Group) -> float:
-    """Between engines of one host: NVLink where every GPU has it, else PCIe."""
-    spec = find_spec(group.gpus[0].name)
-    if spec is None:
-        return ETHERNET_BYTES_S
-    links = [
-        cell for i in group.positions for j, cell in enumerate(group.host.gpu_links[i]) if j != i
-    ]
-    is_nvlink = bool(links) and all(num_nvlinks(cell) for cell in links)
-    per_gpu = spec.link_bytes_s if is_nvlink and spec.link_bytes_s else spec.pcie_bytes_s / 2
-    return per_gpu * len(group.positions)
-
-
-def _outside_bytes_s(host: Host) -> float:
-    """Out of a host: all RDMA ports that are up, else its fastest network device, else 10 Gb/s taken."""
-    up = [nic for nic in host.nics if nic.state == "up" and nic.rate_bits_s]
-    rdma = [nic.rate_bits_s or 0 for nic in up if nic.kind != "ethernet"]
-    plain = [nic.rate_bits_s or 0 for nic in up if nic.kind == "ethernet"]
-    return (sum(rdma) or max(plain, default=0)) / 8 or ETHERNET_BYTES_S

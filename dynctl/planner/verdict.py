@@ -11,12 +11,34 @@ from dynctl.core.model import Model
 from dynctl.core.plan import Estimate, MemorySheet, Pool, Role
 from dynctl.core.units import format_seconds
 from dynctl.core.workload import Slo
-from dynctl.planner.estimate import Layout, Pace, Side, estimate, max_rate_rps, serve
-from dynctl.planner.options import declared_pace, max_sequences, pace_on, transfer_bytes_s
+from dynctl.planner.estimate import DeclaredPace, Layout, Pace, Side, estimate, max_rate_rps, serve
+from dynctl.planner.options import max_sequences, pace_on
 from dynctl.planner.peaks import find_spec
 from dynctl.planner.placement import Group, kind_of
+from dynctl.planner.transfer import transfer_bytes_s
+from dynctl.sim.scheduler import StepCosts
 
 SIM_TRANSFER_BYTES_S = 1e9
+
+
+def declared_pace(args: Mapping[str, str]) -> DeclaredPace | None:
+    """How fast a simulated engine pretends to be, by its flags; None when a flag is no number."""
+    try:
+        costs = StepCosts(
+            **{
+                field: float(args[flag])
+                for field in StepCosts.__slots__
+                if (flag := field.replace("_", "-")) in args
+            }
+        )
+    except ValueError:
+        return None
+    return DeclaredPace(
+        prefill_base_s=costs.prefill_base_ms / 1e3,
+        prefill_s_per_token=costs.prefill_us_per_token / 1e6,
+        step_s=costs.decode_ms / 1e3,
+        step_s_per_sequence=costs.decode_us_per_seq / 1e6,
+    )
 
 
 def judge(pools: Sequence[Pool]) -> str:
