@@ -2,8 +2,11 @@
 
 import os
 import secrets
+import shlex
+import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +34,49 @@ SLO_KEYS = {
 }
 
 
+Url = Annotated[
+    str | None, typer.Option("--url", help="Server to drive; default: the deployment's router.")
+]
+DeploymentName = Annotated[
+    str | None, typer.Option("--deployment", help="Which deployment, when there are several.")
+]
+WorkloadText = Annotated[
+    str,
+    typer.Option(
+        "--workload",
+        help="synthetic:isl=…,osl=… | prefix:groups=…,len=…,suffix=…,osl=… | multiturn:chats=…,turns=…,…",
+    ),
+]
+LoadText = Annotated[
+    str, typer.Option("--load", help="poisson:R or constant:R (requests/s), or concurrency:N.")
+]
+Duration = Annotated[str, typer.Option("--duration", help="How long is measured.")]
+Warmup = Annotated[str, typer.Option("--warmup", help="Same load before that, not measured.")]
+SloText = Annotated[
+    str | None,
+    typer.Option("--slo", help="Goals at p99 in ms, e.g. ttft=500,itl=40; missed: exit 6."),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        "--seed",
+        help="Same seed, same requests, which the server may then have cached; default: a new one.",
+    ),
+]
+OutDirectory = Annotated[
+    Path | None, typer.Option("--out", help="Directory for result.json and requests.jsonl.")
+]
+ModelName = Annotated[str, typer.Option("--model", help="Model to ask for; auto: the only one.")]
+Api = Annotated[str, typer.Option("--api", help="chat or completions.")]
+ApiKeyEnv = Annotated[
+    str | None, typer.Option("--api-key-env", help="Environment variable that holds the API key.")
+]
+BlockSize = Annotated[
+    int,
+    typer.Option("--block-size", min=1, help="KV block size in tokens, for the ideal hit rate."),
+]
+
+
 @app.callback()
 def group() -> None:
     """Drive load against a deployment and report what it did."""
@@ -38,46 +84,22 @@ def group() -> None:
 
 @app.command("run")
 def run(  # noqa: PLR0917 - one parameter per option
-    url: Annotated[
-        str | None, typer.Option("--url", help="Server to drive; default: the deployment's router.")
-    ] = None,
+    url: Url = None,
     inventory: InventoryPath = DEFAULT_INVENTORY,
     local: Local = False,
-    deployment: Annotated[
-        str | None, typer.Option(help="Which deployment, when there are several.")
-    ] = None,
-    workload: Annotated[
-        str,
-        typer.Option(
-            help="synthetic:isl=…,osl=… | prefix:groups=…,len=…,suffix=…,osl=… | multiturn:chats=…,turns=…,…"
-        ),
-    ] = "synthetic:isl=1024,osl=128",
-    load: Annotated[
-        str, typer.Option(help="poisson:R or constant:R (requests/s), or concurrency:N.")
-    ] = "poisson:4",
-    duration: Annotated[str, typer.Option(help="How long is measured.")] = "30s",
-    warmup: Annotated[str, typer.Option(help="Same load before that, not measured.")] = "2s",
-    slo: Annotated[
-        str | None, typer.Option(help="Goals at p99 in ms, e.g. ttft=500,itl=40; missed: exit 6.")
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="Same seed, same requests, which the server may then have cached; default: a new one."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Directory for result.json and requests.jsonl.")
-    ] = None,
+    deployment: DeploymentName = None,
+    workload: WorkloadText = "synthetic:isl=1024,osl=128",
+    load: LoadText = "poisson:4",
+    duration: Duration = "30s",
+    warmup: Warmup = "2s",
+    slo: SloText = None,
+    seed: Seed = None,
+    out: OutDirectory = None,
     output: OutputOption = Output.TABLE,
-    model: Annotated[str, typer.Option(help="Model to ask for; auto: the only one.")] = "auto",
-    api: Annotated[str, typer.Option(help="chat or completions.")] = "chat",
-    api_key_env: Annotated[
-        str | None, typer.Option(help="Environment variable that holds the API key.")
-    ] = None,
-    block_size: Annotated[
-        int, typer.Option(min=1, help="KV block size in tokens, for the ideal hit rate.")
-    ] = 16,
+    model: ModelName = "auto",
+    api: Api = "chat",
+    api_key_env: ApiKeyEnv = None,
+    block_size: BlockSize = 16,
     yes: Yes = False,
 ) -> None:
     """Drive load against a deployment and report latency, throughput, goodput and KV hit rate.
@@ -91,8 +113,6 @@ def run(  # noqa: PLR0917 - one parameter per option
     from dynctl.bench.run import Wish
     from dynctl.bench.workload import parse_workload
 
-    if api not in {"chat", "completions"}:
-        raise UsageError(f"--api {api!r} is unknown", "use chat or completions")
     wish = Wish(
         workload=parse_workload(workload),
         load=parse_load(load),
@@ -102,16 +122,13 @@ def run(  # noqa: PLR0917 - one parameter per option
         slo=parse_slo(slo),
         block_size_tokens=block_size,
     )
-    key = _api_key(api_key_env)
+    asked = Asked(_known_api(api), _api_key(api_key_env), None if model == "auto" else model, yes)
     started_unix_s = time.time()
-    rerun = f"dynctl bench run --workload {workload} --load {load} --duration {duration} --yes"
-
-    def ask(question: str) -> None:
-        confirm(question, rerun, yes=yes)
 
     async def main() -> "tuple[Report, tuple[Record, ...]]":
-        target_url = url or await _router_url(inventory, deployment, local=local)
-        return await _drive(target_url, api, key, None if model == "auto" else model, wish, ask)
+        return await _drive(
+            url or await _router_url(inventory, deployment, local=local), asked, wish
+        )
 
     report, records = wait_for(main())
     report.facts["started_unix_s"] = started_unix_s
@@ -123,6 +140,25 @@ def run(  # noqa: PLR0917 - one parameter per option
         _show(report)
     if report.exit_code is not ExitCode.OK:
         raise typer.Exit(int(report.exit_code))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How the server is spoken to."""
+
+    api: str
+    key: str | None
+    model: str | None
+    yes: bool
+
+    def __repr__(self) -> str:
+        return f"Asked({self.api}, {self.model})"
+
+
+def _known_api(api: str) -> str:
+    if api not in {"chat", "completions"}:
+        raise UsageError(f"--api {api!r} is unknown", "use chat or completions")
+    return api
 
 
 def parse_slo(text: str | None) -> Slo:
@@ -159,14 +195,7 @@ def _api_key(env: str | None) -> str | None:
     return key
 
 
-async def _drive(
-    url: str,
-    api: str,
-    key: str | None,
-    model: str | None,
-    wish: "Wish",
-    ask: Any,  # noqa: ANN401 - a callable
-) -> "tuple[Report, tuple[Record, ...]]":
+async def _drive(url: str, asked: Asked, wish: "Wish") -> "tuple[Report, tuple[Record, ...]]":
     import asyncio
     import signal
 
@@ -176,11 +205,14 @@ async def _drive(
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    async with open_target(url, api, key, REQUEST_TIMEOUT_S) as target:
-        await target.find_model(model)
+    async with open_target(url, asked.api, asked.key, REQUEST_TIMEOUT_S) as target:
+        await target.find_model(asked.model)
         others = await other_traffic(target)
         if others:
-            ask(f"{url} serves others: {others}; load may hurt them. Go on?")
+            rerun = shlex.join(["dynctl", *sys.argv[1:], "--yes"])
+            confirm(
+                f"{url} serves others: {others}; load may hurt them. Go on?", rerun, yes=asked.yes
+            )
         count = await learn_counting(target, wish.workload)
         say(f"bench {url} {target.model}: {wish.workload.text}, {wish.load}, {wish.duration_s:g} s")
 

@@ -1,5 +1,7 @@
 """The Textual app of `dynctl top`: owns the one watch worker, keys and the canvas. IO: terminal, clock."""
 
+import asyncio
+import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -93,9 +95,14 @@ class TopApp(App[None]):
 
     def on_mount(self) -> None:
         """Start watching."""
-        self.title = "dynctl top"
+        # Textual restores the terminal when it exits, and not when a signal ends the process.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit)
         self.run_worker(self._watch(), name="watch", exclusive=True)
         self._draw()
+
+    def on_unmount(self) -> None:
+        """Leave signals as they were."""
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
 
     async def _watch(self) -> None:
         try:
