@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import openai
 import pytest
 from router_bench import events, routed, until
@@ -331,3 +332,14 @@ def test_configurations_that_open_the_door_or_are_misspelt_are_refused():
     ):
         with pytest.raises(UsageError):
             parse_config(text)
+
+
+def test_a_configuration_survives_its_own_json():
+    config = RouterConfig(
+        "127.0.0.1:0",
+        engines=(EngineTarget("e", "http://127.0.0.1:1", "prefill"),),
+        api_keys=(KEY,),
+        settings=Settings(max_retries=1, gap_timeout_s=3.5),
+    )
+
+    assert parse_config(msgspec.json.encode(config)) == config
