@@ -58,11 +58,9 @@ def _draw(topology: Topology) -> None:
         for host in topology.hosts
     ]
     table(["HOST", "GPUS", "LINKS", "NICS", "HOST MEMORY"], rows)
-    for host in topology.hosts:
-        drawn = view.drawing(host)
-        if drawn:
-            emit(f"\n{clean(host.name, 60)}")
-            emit("\n".join(drawn))
+    for names, drawn in view.drawings(topology):
+        emit(f"\n{clean(', '.join(names), 78)}")
+        emit("\n".join(drawn))
     for host in topology.hosts:
         for warning in host.warnings:
             say(f"{clean(host.name, 24)}: {warning.text}  [{warning.code}]")

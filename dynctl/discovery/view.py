@@ -152,6 +152,15 @@ def nic_summary(host: Host) -> str:
     return ", ".join(cells) or "none"
 
 
+def drawings(topology: Topology) -> list[tuple[list[str], tuple[str, ...]]]:
+    """Each different matrix once, with the hosts that have it."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for host in topology.hosts:
+        if drawn := tuple(drawing(host)):
+            found.setdefault(drawn, []).append(host.name)
+    return [(names, drawn) for drawn, names in found.items()]
+
+
 def drawing(host: Host, max_columns: int = 80) -> list[str]:
     """The GPU matrix of one host, with NUMA node and nearest NICs, at most `max_columns` wide."""
     if not host.gpus or len(host.gpus) < 2:

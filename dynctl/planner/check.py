@@ -19,7 +19,7 @@ from dynctl.planner.digest import with_digest
 from dynctl.planner.engines import Need, cpu_room, need_of
 from dynctl.planner.memory import legal_tp, sheet
 from dynctl.planner.options import needed_tokens, room_of
-from dynctl.planner.placement import Group, kind_of
+from dynctl.planner.placement import Group, kind_of, port_space
 from dynctl.planner.verdict import judge, price
 
 _MAX_SHOWN = 20
@@ -128,10 +128,10 @@ def _gpu_problems(ground: _Ground) -> Iterator[str]:
 
 def _port_problems(ground: _Ground) -> Iterator[str]:
     """Ports of hosts that share an address must not meet."""
-    address = {planned.name: planned.data_address for planned in ground.plan.hosts}
+    address = {planned.name: port_space(planned.data_address) for planned in ground.plan.hosts}
     uses: dict[tuple[str, int], list[str]] = {}
     for planned in ground.plan.hosts:
-        uses.setdefault((planned.data_address, planned.relay_port), []).append(
+        uses.setdefault((address[planned.name], planned.relay_port), []).append(
             f"relay of {planned.name}"
         )
     for _, pool, replica in ground.plan.replicas():

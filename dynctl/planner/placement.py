@@ -87,6 +87,11 @@ def left_out(hosts: Iterable[Host]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def port_space(address: str) -> str:
+    """Hosts with equal spaces share their ports: one address, or loopback, which is always one machine."""
+    return "loopback" if address.startswith("127.") or address == "::1" else address
+
+
 class Allocation:
     """What is taken while one plan is made. Hosts are visited by name, so that their order never matters."""
 
@@ -224,13 +229,14 @@ class Allocation:
         return self._port(host, ranks)
 
     def _port(self, host: Host, count: int) -> int:
-        used = self._ports.get(host.data_address, 0)
+        space = port_space(host.data_address)
+        used = self._ports.get(space, 0)
         if used + count > self._port_count:
             raise PlanError(
                 f"{host.name}: {self._port_count} ports from {self._port_base} are not enough for the planned engines",
                 "raise port_count in the inventory, or plan fewer engines per host",
             )
-        self._ports[host.data_address] = used + count
+        self._ports[space] = used + count
         return self._port_base + used
 
 
