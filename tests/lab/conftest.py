@@ -4,6 +4,7 @@
 """
 
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,12 +15,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from hostlab import rootfs
+from hostlab.engine_env import ENGINE_ENV
 from hostlab.lab import HostSpec, Lab
 from hostlab.loopback import Loopback, why_no_sshd
 
 _LEFT_OUT = pytest.StashKey[list[str]]()
-ENGINE_ENV = "DYNCTL_LAB_ENGINE"
-"""Set by scripts/lab_vllm: the directory with the engines' environment and the model."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -72,6 +72,14 @@ def lab3(make_lab: Callable[..., Lab]) -> Lab:
     return make_lab(
         HostSpec("gpu-1", gpus="hgx-h100"), HostSpec("gpu-2", gpus="hgx-h100"), HostSpec("head")
     )
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """Return a port of 127.0.0.1 that nobody has bound just now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
 
 @pytest.fixture

@@ -134,7 +134,8 @@ def test_every_unit_is_ready_and_runs_as_ops_in_its_own_scope(spine: Spine) -> N
 def test_a_second_up_changes_nothing_and_says_so_soon(spine: Spine) -> None:
     before = {name: unit["incarnation"] for name, unit in spine.cluster.units().items()}
     fastest_s = 99.0
-    for _ in range(4):
+    # The best of some: other work on the machine may slow any one of them.
+    for _ in range(8):
         started_s = time.monotonic()
         done = spine.lab.dynctl("up", "--yes")
         fastest_s = min(fastest_s, time.monotonic() - started_s)

@@ -183,6 +183,12 @@ def l40s_pair(seed: str) -> GpuMachine:
     return GpuMachine(gpus, (nic,), links)
 
 
+def l40s_pair_one_busy(seed: str) -> GpuMachine:
+    """Like `l40s_pair`, with somebody else's job on the second GPU."""
+    job = FakeProcess(gpu=1, pid=1, name="/opt/train/bin/python", memory_mib=38_000)
+    return replace(l40s_pair(seed), processes=(job,))
+
+
 def gpu_uuid(seed: str, index: int) -> str:
     """Return a GPU UUID that is the same for the same host and index, and differs otherwise."""
     return f"GPU-{uuid.uuid5(uuid.NAMESPACE_URL, f'dynctl-lab:{seed}:{index}')}"
@@ -193,4 +199,5 @@ PRESETS: dict[str, Callable[[str], GpuMachine]] = {
     "hgx-h100-one-busy": hgx_h100_one_busy,
     "hgx-h100-all-busy": hgx_h100_all_busy,
     "l40s-pair": l40s_pair,
+    "l40s-pair-one-busy": l40s_pair_one_busy,
 }

@@ -1,0 +1,77 @@
+"""The spine over OpenSSH without root or systemd: hosts on loopback addresses of this machine."""
+
+import json
+import os
+import random
+import signal
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hostlab.lab import wait_until
+from hostlab.loopback import Loopback
+
+pytestmark = [pytest.mark.lab, pytest.mark.sshd, pytest.mark.timeout(240)]
+
+SIM = {"decode-ms": "2", "prefill-base-ms": "1", "prefill-us-per-token": "10"}
+
+
+def complete(port: int, prompt: str) -> dict[str, Any]:
+    body = {"model": "sim-model", "prompt": prompt, "max_tokens": 8, "temperature": 0}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return dict(json.load(answer))
+
+
+def units(hosts: Loopback) -> dict[str, dict[str, Any]]:
+    done = hosts.dynctl("status", "-o", "json")
+    statuses = json.loads(done.stdout)["hosts"].values()
+    return {unit["id"]: unit for status in statuses for unit in status["units"]}
+
+
+def test_up_serves_survives_a_kill_and_comes_down_clean(
+    loopback: Callable[..., Loopback], unused_port: int
+) -> None:
+    hosts = loopback("one", "two", gpus={"one": "l40s-pair"})
+    deployment = {
+        "name": "chat",
+        "model": "sim-model",
+        "engine": {"kind": "sim", "args": SIM},
+        "pools": [
+            {"role": "prefill", "replicas": 1, "hosts": ["one"]},
+            {"role": "decode", "replicas": 1, "hosts": ["two"]},
+        ],
+        "router": {"listen": f"127.0.0.1:{unused_port}", "host": "two"},
+    }
+    # Hosts that share a machine differ in the addresses their relays and side channels bind.
+    data = {name: {"data_address": hosts[name].address} for name in hosts.hosts}
+    # Not the usual base: another cluster of this machine may be using it.
+    ports = {"base": random.randrange(20_000, 30_000), "count": 40}
+    hosts.write_inventory([deployment], hosts=data, ports=ports)
+    done = hosts.dynctl("up", "--yes")
+    assert done.returncode == 0, done.stderr
+    try:
+        first = complete(unused_port, "What is a host? " * 30)
+        assert first["choices"][0]["text"]
+        again = hosts.dynctl("up", "--yes")
+        assert "no changes" in again.stdout + again.stderr
+        before = units(hosts)["chat-decode-0"]
+        os.kill(before["pid"], signal.SIGKILL)
+
+        def is_back() -> bool:
+            unit = units(hosts)["chat-decode-0"]
+            return unit["state"] == "ready" and unit["incarnation"] != before["incarnation"]
+
+        wait_until(is_back, "the killed engine is ready again", 60)
+        assert complete(unused_port, "What is a host? " * 30)["choices"] == first["choices"]
+    finally:
+        down = hosts.dynctl("down", "--yes")
+    assert down.returncode == 0, down.stderr
+    for host in hosts.hosts.values():
+        assert host.processes() == {}
+        assert sorted(p.name for p in host.home.iterdir()) == []
