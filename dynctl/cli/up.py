@@ -19,7 +19,7 @@ from dynctl.errors import DeployError, ExitCode
 if TYPE_CHECKING:
     from dynctl.deploy.up import Comparison
     from dynctl.discovery.survey import Survey
-    from dynctl.remote.connect import NewHostKey
+    from dynctl.remote.trust import NewHostKey
 
 
 def command(

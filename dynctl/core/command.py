@@ -1,6 +1,5 @@
 """A command for a host as a value: argv, environment, stdin, time limit. Pure."""
 
-import shlex
 from dataclasses import dataclass
 
 
@@ -22,19 +21,12 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One program run. Never a shell string: quoting happens in one place, `shell_line`."""
+    """One program run. Never a shell string; `env` shows in the host's process list, so it carries no secrets."""
 
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
     stdin: bytes | None = None
     timeout_s: float = 30.0
-
-    def shell_line(self) -> str:
-        """The line a POSIX shell runs to the same effect; sshd hands commands to the login shell."""
-        words = [f"{name}={shlex.quote(value)}" for name, value in self.env]
-        return (
-            shlex.join(self.argv) if not words else " ".join(["env", *words, shlex.join(self.argv)])
-        )
 
 
 @dataclass(frozen=True, slots=True)

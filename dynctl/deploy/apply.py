@@ -211,15 +211,26 @@ async def _send_slice(
     status = await client.put_slice(replace(goal.slice, generation=generation, fence=fence))
     work.tell(step.host_name, "slice", f"ok  {step.detail}")
     changed = {path for path, digest in goal.files if dict(state.files).get(path) != digest}
-    # Certificates and tokenizers are read at a start: what ran on with the old ones starts again.
-    stale = {"tls/host.crt": "relay", "tls/router.crt": "router", "tls/ca.crt": "relay router"}
-    kinds = {kind for path in changed for kind in stale.get(path, "router").split()}
     was = {unit.id: unit for unit in state.status.units} if state.status else {}
     for unit in status.units:
         before = was.get(unit.id)
         is_same = before is not None and before.incarnation == unit.incarnation
-        if is_same and (unit.kind in kinds or unit.state is EngineState.FAILED):
+        if is_same and (
+            unit.state is EngineState.FAILED or any(_reads(unit, path) for path in changed)
+        ):
             await client.restart(unit.id)
+
+
+def _reads(unit: UnitStatus, path: str) -> bool:
+    """Whether a unit reads a managed file at its start, so that a changed one needs a restart."""
+    if path == "tls/ca.crt":
+        return unit.kind in {"relay", "router"}
+    if path.startswith("tls/"):
+        return unit.kind == ("relay" if path.startswith("tls/host.") else "router")
+    directory, _, name = path.partition("/")
+    if directory == "secrets":
+        return unit.kind == "engine" and name.startswith(f"{unit.deployment}.")
+    return unit.kind == "router" and name.startswith(f"{unit.deployment}/")
 
 
 def _raise_failures(work: Work, results: Mapping[str, DynctlError | None], what: str) -> None:

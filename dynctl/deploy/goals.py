@@ -1,23 +1,29 @@
 """What each host shall look like: its slice, its bundle and the files it needs. IO: files (certificates)."""
 
 import hashlib
-import os
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from dynctl.agents.protocol import HostSlice
 from dynctl.core.hardware import Topology
-from dynctl.core.inventory import ApiKey, Inventory
+from dynctl.core.inventory import Inventory
 from dynctl.core.plan import Plan
 from dynctl.deploy.bundle import Target, bundle_digest, target_of
 from dynctl.deploy.observe import Seat
 from dynctl.deploy.places import state_dir
-from dynctl.deploy.slices import TOKENIZER_FILES, Ground, make_slices, tls_names, tokenizer_source
+from dynctl.deploy.slices import (
+    TOKENIZER_FILES,
+    Ground,
+    is_reference,
+    make_slices,
+    secret_name,
+    tls_names,
+    tokenizer_source,
+)
 from dynctl.deploy.steps import HostGoal
 from dynctl.deploy.tls import ensure_authority, ensure_leaf
-from dynctl.errors import DeployError, ExitCode, InventoryError
+from dynctl.errors import DeployError, ExitCode
+from dynctl.inventory.secrets import reveal
 from dynctl.router.config import ApiKeyHash
 
 
@@ -55,6 +61,16 @@ def tokenizer_paths(plan: Plan, inventory: Inventory) -> dict[str, list[str]]:
     return paths
 
 
+def secret_paths(inventory: Inventory) -> list[str]:
+    """Paths, below a host's root, of all secrets the inventory's deployments may need there."""
+    return [
+        f"secrets/{secret_name(wish.name, name)}"
+        for wish in inventory.deployments
+        for name, value in wish.engine.env
+        if is_reference(value)
+    ]
+
+
 def make_goals(
     plan: Plan,
     inventory: Inventory,
@@ -68,18 +84,17 @@ def make_goals(
 
     Raises:
         DeployError: when a host of the plan has no Python, exit 4.
-        InventoryError: when an API key's reference leads nowhere.
+        SecretError: when a reference leads nowhere.
     """
     names = [host.name for host in plan.hosts]
     targets = {name: target_of(topology.host(name)) for name in names}
     bundles = {name: bundle_digest(target) for name, target in targets.items()}
-    keys = tuple(
-        ApiKeyHash(key.name, hashlib.sha256(resolve(key).encode()).hexdigest())
-        for key in inventory.api_keys
-    )
-    ground = Ground({name: seats[name].place for name in names}, bundles, keys)
+    ground = Ground({name: seats[name].place for name in names}, bundles, _api_keys(inventory))
     slices = make_slices(plan, inventory, ground)
-    content = {name: _certificates(inventory, plan, slices[name]) for name in names}
+    content = {
+        name: _certificates(inventory, plan, slices[name]) | _secrets(inventory, slices[name])
+        for name in names
+    }
     copies = _copies(plan, inventory, digests)
     goals = {}
     for name in names:
@@ -95,29 +110,25 @@ def make_goals(
     return Goals(goals, targets, content, copies)
 
 
-def resolve(key: ApiKey) -> str:
-    """Read an API key from where its reference points; it is hashed at once and never kept.
+def _api_keys(inventory: Inventory) -> tuple[ApiKeyHash, ...]:
+    """The keys as the router gets them: hashed here, so that they never leave this machine."""
+    keys = []
+    for key in inventory.api_keys:
+        text = reveal(key.reference, inventory, f"API key {key.name}").reveal()
+        keys.append(ApiKeyHash(key.name, hashlib.sha256(text.encode()).hexdigest()))
+    return tuple(keys)
 
-    Raises:
-        InventoryError: when the variable, file or command gives nothing.
-    """
-    kind, _, where = key.reference.removeprefix("${").removesuffix("}").partition(":")
-    text: str | None = None
-    if kind == "env":
-        text = os.environ.get(where)
-    elif kind == "file":
-        path = Path(where).expanduser()
-        text = path.read_text().strip() if path.is_file() else None
-    elif kind == "cmd":
-        done = subprocess.run(
-            ["/bin/sh", "-c", where], capture_output=True, text=True, timeout=30, check=False
-        )
-        text = done.stdout.strip() if done.returncode == 0 else None
-    if not text:
-        raise InventoryError(
-            f"api key {key.name!r}: {key.reference} gives nothing", "set it, or remove the key"
-        )
-    return text
+
+def _secrets(inventory: Inventory, slice_: HostSlice) -> dict[str, bytes]:
+    """Environment values given by reference, as files only their owner reads; slices carry the files' names."""
+    wishes = {wish.name: wish for wish in inventory.deployments}
+    files = {}
+    for deployment in sorted({engine.deployment for engine in slice_.engines}):
+        for name, value in wishes[deployment].engine.env:
+            if is_reference(value):
+                text = reveal(value, inventory, f"deployment {deployment}, env {name}").reveal()
+                files[f"secrets/{secret_name(deployment, name)}"] = text.encode()
+    return files
 
 
 def _certificates(inventory: Inventory, plan: Plan, slice_: HostSlice) -> dict[str, bytes]:

@@ -112,7 +112,7 @@ def _engine(
         block_size_tokens=limits.block_size_tokens,
         gpu_memory_utilization=limits.gpu_memory_utilization if spec.device == "gpu" else None,
         args=spec.args,
-        env=spec.env,
+        env=tuple((name, _reference(planned.name, name, value)) for name, value in spec.env),
         kv_transfer=replica.role is not Role.AGGREGATED,
         allow_old_version=spec.allow_old_version,
         url=urls.get(replica.id, ""),
@@ -120,6 +120,20 @@ def _engine(
         revision=wish.revision,
         block_hash_seed=block_hash_seed(plan.cluster, planned.name),
     )
+
+
+def is_reference(value: str) -> bool:
+    """Whether an environment value of the inventory is read elsewhere when it is used."""
+    return "$" in value
+
+
+def secret_name(deployment: str, name: str) -> str:
+    """Name of the file that carries a secret environment value on a host."""
+    return f"{deployment}.{name}"
+
+
+def _reference(deployment: str, name: str, value: str) -> str:
+    return f"${{file:{secret_name(deployment, name)}}}" if is_reference(value) else value
 
 
 def served_name(wish: DeploymentWish) -> str:

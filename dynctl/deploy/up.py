@@ -9,13 +9,14 @@ from dynctl.core.inventory import Inventory
 from dynctl.core.plan import Plan
 from dynctl.deploy.apply import Tell, Work, apply, wait_ready
 from dynctl.deploy.diff import diff
-from dynctl.deploy.goals import make_goals, tokenizer_paths
+from dynctl.deploy.goals import make_goals, secret_paths, tokenizer_paths
 from dynctl.deploy.lock import hold_lock
 from dynctl.deploy.observe import observe, seats_of
 from dynctl.deploy.preflight import Problem, preflight
 from dynctl.deploy.reach import reach_agents
 from dynctl.deploy.steps import HostState, Step
 from dynctl.errors import DeployError, DynctlError, ExitCode
+from dynctl.inventory.duplicates import refuse_duplicates
 from dynctl.remote.fleet import Fleet
 
 FILE_PATHS = ("tls/ca.crt", "tls/host.crt", "tls/host.key", "tls/router.crt", "tls/router.key")
@@ -53,11 +54,15 @@ async def compare(
             "nothing was changed; correct it, or plan again without them",
             code=ExitCode.REFUSED,
         )
+    refuse_duplicates(
+        inventory, {h.name: (h.machine_id, fleet.remote(h.name).identity) for h in topology.hosts}
+    )
     seats = seats_of(inventory, fleet, topology.hosts)
     sources = tokenizer_paths(plan, inventory)
     routers = {d.router.host_name: d.name for d in plan.deployments}
+    managed = [*FILE_PATHS, *secret_paths(inventory)]
     files = {
-        name: [*FILE_PATHS, *sources.get(name, []), *_tokenizer_files(routers.get(name), sources)]
+        name: [*managed, *sources.get(name, []), *_tokenizer_files(routers.get(name), sources)]
         for name in seats
     }
     states: dict[str, HostState] = {}

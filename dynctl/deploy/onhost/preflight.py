@@ -19,8 +19,8 @@ def existing_parent(path: Path) -> Path:
     return path
 
 
-def port_owner(port: int) -> str:
-    """Name the process that listens on a TCP port, as far as this user may see it."""
+def port_owner(port: int) -> tuple[int, str]:
+    """Find the process that listens on a TCP port, as far as this user may see it: pid (0: unknown) and a name."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -45,13 +45,21 @@ def port_owner(port: int) -> str:
                         .decode(errors="replace")
                         .strip()
                     )
-                    return f"pid {entry.name} ({command[:80]})"
+                    return int(entry.name), f"pid {entry.name} ({command[:80]})"
         except OSError:
             continue
-    return "another process"
+    return 0, "another process"
 
 
-def check_port(address: str, port: int) -> dict[str, str] | None:
+def is_ours(pid: int, root: Path) -> bool:
+    """Whether a process was started from our root: one whose agent died, and which the next agent adopts."""
+    try:
+        return os.fsencode(root / "bundles") in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def check_port(address: str, port: int, root: Path) -> dict[str, str] | None:
     """Try to bind; a listener elsewhere on the machine also counts."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -61,7 +69,10 @@ def check_port(address: str, port: int) -> dict[str, str] | None:
             probe.listen(1)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                text = f"port {port} on {address} is in use by {port_owner(port)}"
+                pid, owner = port_owner(port)
+                if is_ours(pid, root):
+                    return None
+                text = f"port {port} on {address} is in use by {owner}"
                 return {
                     "code": "port-in-use",
                     "text": text,
@@ -125,7 +136,7 @@ def main() -> None:
     """Print all problems as one JSON list."""
     wish = json.loads(sys.argv[1])
     found = [check_disk(Path(wish["root"]), wish["needed_bytes"])]
-    found += [check_port(address, port) for address, port in wish["ports"]]
+    found += [check_port(address, port, Path(wish["root"])) for address, port in wish["ports"]]
     found += [check_path(path, what) for path, what in wish["paths"]]
     print(json.dumps([problem for problem in found if problem]))
 

@@ -1,0 +1,267 @@
+"""`up` to `down` on this machine, by the command line, the way an operator does it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(240)
+
+INVENTORY = """\
+cluster: t
+hosts:
+  - {{name: here, address: local, cpu_slots: 3}}
+ports: {{base: {base}, count: 16}}
+deployments:
+  - name: chat
+    model: sim
+    engine: {engine}
+    pools:
+      - {{role: prefill, replicas: 1}}
+      - {{role: decode, replicas: 1}}
+    router: {{listen: 127.0.0.1:{listen}}}
+"""
+
+
+class Cluster:
+    def __init__(self, directory, engine="sim"):
+        self.directory = directory
+        self.listen, self.base = _free_ports(17)
+        self.write(engine)
+
+    def write(self, engine):
+        (self.directory / "inventory.yaml").write_text(
+            INVENTORY.format(base=self.base, listen=self.listen, engine=engine)
+        )
+
+    def run(self, *words, code=0):
+        done = subprocess.run(
+            [sys.executable, "-m", "dynctl", *words],
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def units(self):
+        status = json.loads(self.run("status", "-o", "json").stdout)
+        return {unit["id"]: unit for unit in status["hosts"]["here"]["units"]}
+
+    def ask(self, text, max_tokens=8):
+        body = json.dumps({"model": "sim", "prompt": text, "max_tokens": max_tokens}).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.listen}/v1/completions",
+            body,
+            {"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read())
+
+    def left_running(self):
+        found = subprocess.run(
+            ["pgrep", "-fa", str(self.directory)], capture_output=True, text=True, check=False
+        )
+        return [line for line in found.stdout.splitlines() if "pgrep" not in line]
+
+
+def _free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0))]
+    listen = sockets[0].getsockname()[1]
+    for base in range(25000, 31000, 32):
+        try:
+            for port in range(base, base + count - 1):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        break
+    sockets[0].close()
+    return listen, base
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    made = Cluster(tmp_path)
+    yield made
+    subprocess.run(
+        [sys.executable, "-m", "dynctl", "down", "--yes", "--now"],
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    for line in made.left_running():
+        os.kill(int(line.split()[0]), signal.SIGKILL)
+
+
+def test_up_serves_a_second_up_changes_nothing_and_down_leaves_nothing(cluster):
+    cluster.run("up", "--yes")
+    first = cluster.ask("one two three")
+    before = cluster.units()
+
+    again = cluster.run("up", "--yes")
+    plan = cluster.run("plan", "--detailed-exitcode")
+
+    assert "no changes" in again.stderr
+    assert "no changes" in plan.stderr
+    assert first["choices"][0]["text"] == cluster.ask("one two three")["choices"][0]["text"]
+    assert {u["pid"] for u in before.values()} == {u["pid"] for u in cluster.units().values()}
+    cluster.run("down", "--yes")
+    assert cluster.left_running() == []
+    assert not (cluster.directory / ".dynctl" / "t" / "hosts").exists()
+    with pytest.raises(urllib.error.URLError):
+        cluster.ask("gone")
+
+
+def test_a_killed_engine_comes_back_and_is_used_again(cluster):
+    cluster.run("up", "--yes")
+    before = cluster.units()["chat-decode-0"]
+    text = cluster.ask("tell me")["choices"][0]["text"]
+    os.kill(before["pid"], signal.SIGKILL)
+
+    after = before
+    deadline = time.monotonic() + 60
+    while (
+        after["incarnation"] == before["incarnation"] or after["state"] != "ready"
+    ) and time.monotonic() < deadline:
+        time.sleep(0.3)
+        units = json.loads(
+            subprocess.run(
+                [sys.executable, "-m", "dynctl", "status", "-o", "json"],
+                cwd=cluster.directory,
+                capture_output=True,
+                timeout=60,
+                check=False,
+            ).stdout
+        )["hosts"]["here"]["units"]
+        after = next(unit for unit in units if unit["id"] == "chat-decode-0")
+
+    assert after["state"] == "ready"
+    assert after["num_restarts"] == 1
+    assert cluster.ask("tell me")["choices"][0]["text"] == text
+
+
+def test_a_dead_agent_is_replaced_and_engines_never_notice(cluster):
+    cluster.run("up", "--yes")
+    before = cluster.units()
+    agent = int((cluster.directory / ".dynctl/t/hosts/here/agent.pid").read_text())
+    os.kill(agent, signal.SIGKILL)
+
+    assert cluster.ask("still there?")["choices"]
+    cluster.run("status", code=4)
+    cluster.run("up", "--yes")
+
+    assert {i: u["pid"] for i, u in cluster.units().items()} == {
+        i: u["pid"] for i, u in before.items()
+    }
+
+
+def test_down_after_the_agent_died_still_leaves_nothing(cluster):
+    cluster.run("up", "--yes")
+    os.kill(int((cluster.directory / ".dynctl/t/hosts/here/agent.pid").read_text()), signal.SIGKILL)
+
+    cluster.run("down", "--yes")
+
+    assert cluster.left_running() == []
+
+
+def test_a_busy_port_is_refused_beforehand_with_its_owner_and_nothing_changed(cluster):
+    with socket.create_server(("127.0.0.1", cluster.listen)):
+        done = cluster.run("up", "--yes", code=4)
+
+    assert f"here: port {cluster.listen} on 127.0.0.1 is in use by pid {os.getpid()}" in done.stderr
+    assert "nothing was changed" in done.stderr
+    assert not (cluster.directory / ".dynctl/t/hosts").exists()
+
+
+def test_an_engine_that_cannot_start_fails_the_gate_with_its_reason(cluster):
+    cluster.write("{kind: sim, args: {no-such-flag: '1'}}")
+
+    done = cluster.run("up", "--yes", code=6)
+
+    assert "no-such-flag" in done.stderr
+    assert "dynctl logs" in done.stderr
+
+
+def test_a_changed_wish_restarts_only_what_it_concerns(cluster):
+    cluster.run("up", "--yes")
+    before = cluster.units()
+    text = (cluster.directory / "inventory.yaml").read_text()
+    (cluster.directory / "inventory.yaml").write_text(
+        text.replace("router: {", "router: {policy: round_robin, ")
+    )
+    cluster.run("plan")
+
+    done = cluster.run("up", "--yes")
+
+    assert "~chat-router (changed)" in done.stderr
+    after = cluster.units()
+    assert after["chat-router"]["incarnation"] != before["chat-router"]["incarnation"]
+    assert after["chat-decode-0"]["pid"] == before["chat-decode-0"]["pid"]
+
+
+def test_a_second_operator_is_told_who_holds_the_lock(cluster):
+    root = cluster.directory / ".dynctl/t/hosts/here"
+    (root / "lock").mkdir(parents=True)
+    holder = {
+        "token": "x",
+        "user": "ana",
+        "machine": "laptop",
+        "pid": "7",
+        "operation": "dynctl up",
+    }
+    (root / "lock" / "holder.json").write_text(json.dumps(holder))
+
+    done = cluster.run("up", "--yes", code=5)
+
+    assert "locked by dynctl up of ana@laptop (pid 7)" in done.stderr
+
+
+def test_without_a_terminal_and_without_yes_nothing_happens(cluster):
+    done = cluster.run("up", code=2)
+
+    assert "rerun: dynctl up -i inventory.yaml --yes" in done.stderr
+    assert cluster.left_running() == []
+
+
+def test_down_where_nothing_is_says_so(cluster):
+    done = cluster.run("down", "--yes")
+
+    assert "nothing of this cluster here" in done.stderr
+
+
+def test_a_secret_reaches_the_engine_and_nothing_else(cluster, monkeypatch):
+    monkeypatch.setenv("CANARY", "s3cret-canary")
+    cluster.write("{kind: sim, env: {HF_TOKEN: '${env:CANARY}'}}")
+
+    cluster.run("up", "--yes")
+
+    pid = cluster.units()["chat-decode-0"]["pid"]
+    environ = Path(f"/proc/{pid}/environ").read_text()
+    assert "HF_TOKEN=s3cret-canary" in environ
+    holders = subprocess.run(
+        ["grep", "-rl", "s3cret-canary", str(cluster.directory)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    names = {line.rsplit("/", 1)[-1] for line in holders.stdout.splitlines()}
+    assert names == {"chat.HF_TOKEN"}
+    secret = cluster.directory / ".dynctl/t/hosts/here/secrets/chat.HF_TOKEN"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert "no changes" in cluster.run("up", "--yes").stderr
+
+    monkeypatch.setenv("CANARY", "another")
+    cluster.run("up", "--yes")
+    assert cluster.units()["chat-decode-0"]["pid"] != pid
