@@ -1,6 +1,6 @@
 """Units as others see and as the agent remembers them: status, relay entry, record.
 
-Not here: changing anything. Pure.
+Not here: changing anything. IO: none of its own; it reads what units hold.
 """
 
 from dynctl.agents.programs import EngineProgram, RelayProgram, RouterProgram

@@ -1,4 +1,4 @@
-"""`dynctl bench run`: drive load against a deployment and report what it did."""
+"""`dynctl bench run`: drive load against a deployment and report what it did. IO: HTTP, files, terminal."""
 
 import os
 import secrets

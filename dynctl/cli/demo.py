@@ -92,19 +92,21 @@ def command(
     finally:
         if not (keep and done):
             run("down", *where, "--yes", *([] if done else ["--now"]), must=done)
-    took = time.monotonic() - started
-    if keep:
-        say(f"\nStill running, after {took:.0f} s. Next:")
-        say(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\")
+    farewell(inventory, url, time.monotonic() - started, is_up=keep)
+
+
+def farewell(inventory: Path, url: str, took_s: float, *, is_up: bool) -> None:
+    """Say how long it took and what to type next."""
+    if not is_up:
         say(
-            '    -d \'{"model": "sim", "stream": true, "max_tokens": 16, "messages": [{"role": "user", "content": "hello"}]}\''
+            f"\nDone in {took_s:.0f} s; nothing is left running. KEEP=1 make demo (or dynctl demo --keep) leaves it up."
         )
-        say(f"  dynctl top -i {inventory}")
-        say(f"  dynctl down -i {inventory} --yes")
-    else:
-        say(
-            f"\nDone in {took:.0f} s; nothing is left running. KEEP=1 make demo (or dynctl demo --keep) leaves it up."
-        )
+        return
+    body = '{"model": "sim", "stream": true, "max_tokens": 16, "messages": [{"role": "user", "content": "hello"}]}'
+    say(f"\nStill running, after {took_s:.0f} s. Next:")
+    say(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'")
+    say(f"  dynctl top -i {inventory}")
+    say(f"  dynctl down -i {inventory} --yes")
 
 
 def bench_and_look(bench: list[str], look: list[str], delay_s: float) -> None:

@@ -1,4 +1,4 @@
-"""`dynctl top`: watch TTFT, ITL, KV hit rate, queues and GPUs live."""
+"""`dynctl top`: watch TTFT, ITL, KV hit rate, queues and GPUs live. IO: ssh, terminal."""
 
 import sys
 from collections.abc import AsyncIterator

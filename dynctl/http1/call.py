@@ -1,7 +1,7 @@
 """One request to an origin under way, and what its receiver must offer. No sockets here.
 
 A call ends exactly once: by `on_end`, by `on_error`, or silently by `cancel`.
-Pure.
+IO: none of its own; a call reaches its connection.
 """
 
 import asyncio

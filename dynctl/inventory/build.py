@@ -1,4 +1,4 @@
-"""The checked parts of the file to the nouns of `core`, and the checks that need several parts. Pure."""
+"""The checked parts of the file to the nouns of `core`, and the checks that need several parts. IO: none of its own; names may come from `~/.ssh/config`."""
 
 import re
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 Only what an inventory needs: plain data, YAML 1.2 scalars, bounded anchors. What YAML 1.1 and 1.2 read differently is
 refused with an explanation, so that no reader and no tool gets another value than the one that was meant.
-Pure (yaml reads text only).
+Pure: yaml reads text only.
 """
 
 import re

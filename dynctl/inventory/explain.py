@@ -1,4 +1,4 @@
-"""What a failed validation means in the words of the file. Pure."""
+"""What a failed validation means in the words of the file. IO: none of its own; it reads trees that `values` made."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """What an inventory comes to: every value with where it came from, and the whole as YAML again. Secrets stay out.
 
-Pure.
+IO: none of its own; it reads what `load` read.
 """
 
 import re

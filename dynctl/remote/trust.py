@@ -1,4 +1,4 @@
-"""New host keys: what a person is asked about. Not here: asking, connecting. Pure."""
+"""New host keys: what a person is asked about. Not here: asking, connecting. IO: none of its own; the kinds of keys are `known_hosts`'s."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What an engine's whole answer, or the lack of one, means: fine, the request's own fault, or the engine's. Pure."""
+"""What an engine's whole answer, or the lack of one, means: fine, the request's own fault, or the engine's. IO: none of its own; it reads errors of calls."""
 
 from collections.abc import Iterable
 

@@ -1,7 +1,7 @@
 """The agent's table of engines, as lines: reading it, and writing what routers may see of it.
 
 Not here: sockets, who watches.
-Pure.
+IO: none of its own; it makes addresses for `upstream`.
 """
 
 from urllib.parse import urlsplit

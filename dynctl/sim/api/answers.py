@@ -1,7 +1,7 @@
 """How answers look: whole bodies, stream events, usage and errors, field for field as vLLM writes them.
 
 A stream's constant parts are encoded once; per token only text, ids and usage are. Stop texts are cut here.
-Not here: sockets, scheduling. Pure.
+Not here: sockets, scheduling. IO: none of its own; it writes for jobs that `intake` made.
 """
 
 from collections.abc import Sequence
