@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Everything these targets download or build stays in this directory.
-export DYNCTL_CACHE ?= $(CURDIR)/.cache
+# What the demo downloads stays in this directory; the lab's file systems are shared by all checkouts (~/.cache/dynctl).
+install demo $(VENV)/.installed: export DYNCTL_CACHE ?= $(CURDIR)/.cache
 
 .PHONY: demo test check lab lab-vllm lock clean install
 

@@ -111,7 +111,11 @@ def _read_or_make(path: Path, found: "Survey", *, must_exist: bool) -> Plan:
         write_atomic(path, to_yaml(plan).encode(), 0o644)
         say(f"wrote {path}")
         return plan
-    return found.check(from_yaml(text, str(path)))
+    written = from_yaml(text, str(path))
+    plan = found.check(written)
+    if plan.digest != written.digest:
+        say(f"{path} was edited since it was planned; it fits the cluster and is estimated anew")
+    return plan
 
 
 def _show(comparison: "Comparison", plan: Plan) -> None:
