@@ -22,6 +22,7 @@ COMMANDS = {
     "init": "Write a first inventory.yaml.",
     "config": "Check, show or describe the inventory.",
     "discover": "Describe the hosts: GPUs, NVLink, PCIe, NUMA, NICs.",
+    "linktest": "Measure throughput and latency between every pair of hosts.",
     "plan": "Lay out prefill and decode pools, with predicted latency and throughput.",
     "up": "Bring the cluster to the plan: agents, engines, router.",
     "status": "Show what runs, and where.",

@@ -3,8 +3,10 @@
 Terms follow NVML, `nvidia-smi topo -m` and hwloc.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+from dynctl.core.links import LinkBook, LinkHost, LinkKind, LinkMeasurement
 
 
 class GpuState(StrEnum):
@@ -129,6 +131,8 @@ class Topology:
     hosts: tuple[Host, ...]
     failures: tuple[HostFailure, ...] = ()
     warnings: tuple[HostWarning, ...] = field(default=())
+    links: tuple[LinkMeasurement, ...] = ()
+    """What `linktest` measured between these hosts; a pair that is not in here was never measured."""
 
     def host(self, name: str) -> Host:
         """Return the host of that name; KeyError when there is none."""
@@ -136,3 +140,22 @@ class Topology:
             if host.name == name:
                 return host
         raise KeyError(name)
+
+    def link(self, source_name: str, target_name: str, kind: LinkKind) -> LinkMeasurement | None:
+        """Return what was measured from one host to another, None when nothing was."""
+        for link in self.links:
+            if (link.source_name, link.target_name, link.kind) == (source_name, target_name, kind):
+                return link
+        return None
+
+    def unmeasured(self, kind: LinkKind = LinkKind.TCP) -> tuple[tuple[str, str], ...]:
+        """Directions between hosts, source first, that were not measured or failed."""
+        done = {(m.source_name, m.target_name) for m in self.links if m.kind is kind and m.points}
+        names = [host.name for host in self.hosts]
+        pairs = [(a, b) for a in names for b in names if a != b]
+        return tuple(pair for pair in pairs if pair not in done)
+
+    def with_links(self, book: LinkBook) -> "Topology":
+        """Add the measurements that were made on these very machines and data addresses."""
+        hosts = [LinkHost(host.name, host.machine_id, host.data_address) for host in self.hosts]
+        return replace(self, links=book.matching(hosts))
