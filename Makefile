@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # What the demo downloads stays in this directory; the lab's file systems are shared by all checkouts (~/.cache/dynctl).
 install demo $(VENV)/.installed: export DYNCTL_CACHE ?= $(CURDIR)/.cache
 
-.PHONY: demo test check lab lab-vllm lock clean install
+.PHONY: demo test check lab lab-vllm bench-router lock clean install
 
 install: $(VENV)/.installed
 
@@ -37,6 +37,9 @@ lab: install  ## the lab's tests alone: real hosts without hardware (root)
 lab-vllm: install  ## real vLLM engines with NIXL on lab hosts, on CPUs (root; installs about 4 GB)
 	scripts/lab_setup
 	scripts/lab_vllm
+
+bench-router: install  ## what the router costs, and how well it places, beside a bare pass-through
+	$(BIN)/python benchmarks/router_bench.py $(BENCH)
 
 lock: install  ## rewrite the hashed lock files
 	scripts/lock

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from router_bench import Client, events
@@ -109,7 +111,8 @@ def test_a_busy_port_is_one_error_naming_port_and_owner():
     errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert done.returncode == 1
     assert len(errors) == 1
-    assert f"port {port} on 127.0.0.1 is in use by python" in errors[0]
+    own = Path("/proc/self/comm").read_text().strip()
+    assert f"port {port} on 127.0.0.1 is in use by {own} (pid {os.getpid()})" in errors[0]
     assert "Traceback" not in done.stderr
 
 
