@@ -7,6 +7,17 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from dynctl.core.links import LinkBook, LinkHost, LinkKind, LinkMeasurement
+from dynctl.core.machine import (
+    Clock,
+    Fabric,
+    Gid,
+    GpuHealth,
+    Limits,
+    NumaNode,
+    Route,
+    Software,
+    Sshd,
+)
 
 
 class GpuState(StrEnum):
@@ -47,6 +58,14 @@ class Gpu:
     processes: tuple[GpuProcess, ...] = ()
     is_simulated: bool = False
     """Declared in the inventory, not present; every output says so."""
+    numa_affinity: str | None = None
+    """NUMA nodes as the driver lists them, `0` or `0,5-11`; None when it does not tell."""
+    cpu_affinity: str | None = None
+    nvlink_rates_bytes_s: tuple[int | None, ...] | None = None
+    """Per NVLink its rate, None for an inactive one; the whole is None when unknown."""
+    mig_slices: tuple[str, ...] = ()
+    """Profiles of the MIG devices it is cut into."""
+    health: GpuHealth = field(default_factory=GpuHealth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +81,26 @@ class Nic:
     numa_node: int | None = None
     netdev: str | None = None
     addresses: tuple[str, ...] = ()
+    port: int | None = None
+    """RDMA port number; None for plain network devices."""
+    physical: str | None = None
+    """Physical state of an RDMA port, lower case: `linkup`, `polling`, `disabled`."""
+    card: str | None = None
+    """HCA type, `MT4129`."""
+    rate_max_bits_s: int | None = None
+    """What the card can do on one port, where its type is known."""
+    num_lanes: int | None = None
+    mtu_bytes: int | None = None
+    """Active RDMA MTU, or the network device's."""
+    num_link_downed: int | None = None
+    gids: tuple[Gid, ...] = ()
+    pci_bus_id: str | None = None
+    system_guid: str | None = None
+    """System image GUID: functions of one card share it."""
+    bond: str | None = None
+    """Bond this device belongs to, or is."""
+    is_management: bool = False
+    """Serves the NVSwitch subnet, not data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +150,30 @@ class Host:
     labels: tuple[tuple[str, str], ...] = ()
     extra: tuple[tuple[str, str], ...] = ()
     """Facts of probes that nothing uses yet, by probe name."""
+    nic_names: tuple[str, ...] = ()
+    """Columns of `gpu_nic_links`."""
+    gpu_nic_links: tuple[tuple[str | None, ...], ...] = ()
+    """Per GPU its link to every NIC of `nic_names`: `PIX`, `PXB`, `PHB`, `NODE`, `SYS`; None where unknown."""
+    p2p: tuple[tuple[str, tuple[tuple[str | None, ...], ...]], ...] = ()
+    """Peer-to-peer matrices by capability (`read`, `write`, `nvlink`, `pcie`, `atomics`), in `gpus` order: `OK`, `NS`, …"""
+    numa_nodes: tuple[NumaNode, ...] = ()
+    num_cpus_nominal: int | None = None
+    memory_nominal_bytes: int | None = None
+    shm_bytes: int | None = None
+    shm_free_bytes: int | None = None
+    session_limits: Limits = field(default_factory=Limits)
+    """Of a login session, which an agent without systemd inherits."""
+    unit_limits: Limits = field(default_factory=Limits)
+    """Defaults for systemd units, which an agent under systemd gets."""
+    agent_limits: Limits = field(default_factory=Limits)
+    """Of a running agent's own process."""
+    routes: tuple[Route, ...] = ()
+    software: Software = field(default_factory=Software)
+    fabric: Fabric = field(default_factory=Fabric)
+    clock: Clock | None = None
+    sshd: Sshd = field(default_factory=Sshd)
+    listening_ports: tuple[int, ...] = ()
+    """TCP ports something listens on, loopback included."""
     warnings: tuple[HostWarning, ...] = ()
 
 
