@@ -4,6 +4,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class WeightPart:
+    """Weights that are sharded, read and quantised alike."""
+
+    name: str
+    """`attention`, `mlp`, `experts`, `shared`, `router`, `norms`, `embedding`, `head` or `vision`."""
+    num_params: int
+    num_bytes: int
+    format: str = "bf16"
+    """How most of it is stored: `bf16`, `fp8`, `fp8-block`, `int8`, `int4`, `nvfp4` or `mxfp4`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """Shape of a decoder-only transformer; counts are per whole model."""
 
@@ -35,3 +47,33 @@ class Model:
     """KV is one compressed latent: every tensor-parallel rank holds all of it."""
     source: str = "config.json"
     """Where the numbers come from: `config.json`, `safetensors index`, `file sizes`, `declared`."""
+    parts: tuple[WeightPart, ...] = ()
+    """All weights by part; empty where only totals are known."""
+    qk_size: int = 0
+    """Per head, the width queries meet keys in; 0: `head_size`. MLA has another than for values."""
+    v_size: int = 0
+    """Per head, the width of values; 0: `head_size`."""
+    window_tokens: int = 0
+    """How far back sliding-window (or chunked) layers look; 0: there are none."""
+    num_window_layers: int = 0
+    num_state_layers: int = 0
+    """Linear-attention or state-space layers: a fixed state per sequence instead of KV per token."""
+    state_bytes_per_sequence: int = 0
+    """Over all state layers."""
+    margin: float = 0.0
+    """How wrong the byte counts may be, as a share; 0 where they follow from the shape."""
+
+    def part(self, name: str) -> WeightPart:
+        """The part of that name; an empty one when the model has none."""
+        return next((p for p in self.parts if p.name == name), WeightPart(name, 0, 0))
+
+    def kv_bytes(self, context_tokens: float) -> float:
+        """KV and state one sequence of this length holds: window layers forget what lies outside."""
+        keeping = self.num_layers - self.num_state_layers
+        windowed = self.num_window_layers if self.window_tokens else 0
+        per_layer = self.kv_bytes_per_token / keeping if keeping else 0.0
+        inside = min(context_tokens, self.window_tokens) if windowed else 0.0
+        return (
+            per_layer * ((keeping - windowed) * context_tokens + windowed * inside)
+            + self.state_bytes_per_sequence
+        )

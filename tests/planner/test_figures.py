@@ -63,7 +63,7 @@ def test_quantised_weights_are_smaller_and_embeddings_stay(build, quant, bytes_p
     found = read_model({**build.configs["llama-8b"], "quantization_config": quant}, "q")
 
     layers = (plain.weight_bytes - plain.embedding_weight_bytes) / 2
-    assert found.weight_bytes - found.embedding_weight_bytes == pytest.approx(layers * bytes_per_weight, rel=1e-6)  # fmt: skip
+    assert found.weight_bytes - found.embedding_weight_bytes == pytest.approx(layers * bytes_per_weight, rel=0.03)  # fmt: skip
 
 
 @pytest.mark.parametrize(
