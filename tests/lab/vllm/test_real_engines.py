@@ -1,0 +1,293 @@
+"""Real vLLM engines with NIXL between them, brought up by dynctl on lab hosts: the same text, and true counts.
+
+Two cores and engines that spin: few tokens, long limits, and no latency asserted.
+"""
+
+import json
+import random
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hostlab import engine_env
+from hostlab.cluster import Cluster, fetch_wheels
+from hostlab.lab import HostSpec, Lab
+from tokenizers import Tokenizer
+
+from dynctl.agents.engines.vllm import UCX_TCP_PORTS
+
+pytestmark = [pytest.mark.lab, pytest.mark.root, pytest.mark.vllm, pytest.mark.timeout(2400)]
+
+MODEL = "tiny"
+BLOCK = 32
+NUM_PROMPTS = 20
+MAX_TOKENS = 12
+UP_TIMEOUT_S = 1800.0
+AGGREGATED = [{"role": "aggregated", "replicas": 2}]
+PREFILL_DECODE = [
+    {"role": "prefill", "replicas": 1, "hosts": ["cpu-1"]},
+    {"role": "decode", "replicas": 1, "hosts": ["cpu-2"]},
+]
+
+
+class Stage:
+    """One cluster at a time on the lab's hosts; two layouts would not fit the machine together."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.cluster = Cluster(lab)
+        self.layout: list[dict[str, Any]] | None = None
+        model = engine_env.engine_dir() / "model/tokenizer.json"
+        self.tokenizer = Tokenizer.from_file(str(model))
+        self._reference: list[str] = []
+
+    def up(self, layout: list[dict[str, Any]]) -> Cluster:
+        """Bring a layout up, unless it is up already."""
+        if self.layout == layout:
+            return self.cluster
+        self.down()
+        engine = {
+            "kind": "vllm",
+            "python": engine_env.HOST_PYTHON,
+            "device": "cpu",
+            "allow_old_version": True,
+            # float32: two engines must agree to the last token.
+            "args": {"enforce-eager": True, "dtype": "float32"},
+        }
+        limits = {"max_model_len_tokens": 2048, "max_num_seqs": 4, "block_size_tokens": BLOCK}
+        listen = f"{self.lab['head'].address}:8000"
+        deployment = {
+            "name": "chat",
+            "model": engine_env.HOST_MODEL,
+            "served_name": MODEL,
+            "engine": engine,
+            "pools": layout,
+            "limits": limits,
+            "router": {"host": "head", "listen": listen, "allow_insecure_listen": True},
+        }
+        slots = {name: {"cpu_slots": 1} for name in ("cpu-1", "cpu-2")}
+        self.lab.write_inventory([deployment], hosts=slots)
+        (self.lab.home / "plan.yaml").unlink(missing_ok=True)
+        self.layout = layout
+        done = self.lab.dynctl("up", "--yes", timeout_s=UP_TIMEOUT_S)
+        assert done.returncode == 0, f"{done.stderr}\n{self.logs()}"
+        return self.cluster
+
+    def down(self) -> None:
+        """Take down what is up, and check that nothing is left."""
+        if self.layout is None:
+            return
+        self.layout = None
+        done = self.lab.dynctl("down", "--yes", timeout_s=600)
+        assert done.returncode == 0, done.stderr
+        assert self.lab.left_on_hosts() == {}
+
+    def logs(self) -> str:
+        """The engines' last words, for a failure."""
+        done = self.lab.dynctl("logs", "-n", "60", "chat-*", timeout_s=60)
+        return (done.stdout + done.stderr)[-8000:]
+
+    def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Send one request through the router."""
+        url = f"http://{self.lab['head'].address}:8000{path}"
+        data = json.dumps({"model": MODEL, "temperature": 0, **body}).encode()
+        request = urllib.request.Request(url, data, {"content-type": "application/json"})
+        with self.lab.inside(), urllib.request.urlopen(request, timeout=600) as answer:
+            return dict(json.load(answer))
+
+    def complete(self, prompt: str) -> dict[str, Any]:
+        """Ask for the continuation of a prompt, always the same number of tokens."""
+        body = {"prompt": prompt, "max_tokens": MAX_TOKENS, "ignore_eos": True}
+        return self.ask("/v1/completions", body)
+
+    def count(self, prompt: str) -> int:
+        """Tokens of a prompt, by the model's own tokenizer."""
+        return len(self.tokenizer.encode(prompt).ids)
+
+    def reference(self) -> list[str]:
+        """What one aggregated engine answers to the prompts."""
+        if not self._reference:
+            self.up(AGGREGATED)
+            self._reference = [text_of(self.complete(prompt)) for prompt in PROMPTS]
+        return self._reference
+
+
+def words(seed: str, count: int) -> str:
+    """Text that no other seed shares a beginning with."""
+    draw = random.Random(seed)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return " ".join("".join(draw.choices(letters, k=draw.randint(2, 7))) for _ in range(count))
+
+
+PROMPTS = [words(f"prompt {i}", 30 + 9 * i) for i in range(NUM_PROMPTS)]
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    return str(answer["choices"][0]["text"])
+
+
+def cached_of(answer: dict[str, Any]) -> int:
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def settle() -> None:
+    """Let KV events reach the router; on busy cores that takes a moment."""
+    time.sleep(1.0)
+
+
+@pytest.fixture(scope="module")
+def stage(make_lab: Callable[..., Lab]) -> Iterator[Stage]:
+    shown = ((str(engine_env.engine_dir()), engine_env.HOST_PATH),)
+    lab = make_lab(HostSpec("cpu-1", binds=shown), HostSpec("cpu-2", binds=shown), HostSpec("head"))
+    fetch_wheels(lab, "head")
+    stage = Stage(lab)
+    yield stage
+    stage.down()
+
+
+def test_one_aggregated_engine_answers_the_same_twice(stage: Stage) -> None:
+    texts = stage.reference()
+    assert (
+        len(set(texts)) == NUM_PROMPTS
+    )  # the model says different things, so comparing texts means something
+    assert [text_of(stage.complete(prompt)) for prompt in PROMPTS[:3]] == texts[:3]
+
+
+def test_two_aggregated_engines_hit_as_often_as_the_trace_allows(stage: Stage) -> None:
+    cluster = stage.up(AGGREGATED)
+    prefixes = [words(f"prefix {group}", 120) for group in range(4)]
+    trace = [f"{prefixes[i % 4]} {words(f'tail {i}', 20)}" for i in range(24)]
+    before = prefix_counters(cluster)
+    asked = cached = best = 0
+    seen: list[list[int]] = []
+    for prompt in trace:
+        ids = stage.tokenizer.encode(prompt).ids
+        answer = stage.complete(prompt)
+        assert answer["usage"]["prompt_tokens"] == len(ids)
+        settle()
+        asked += len(ids)
+        cached += cached_of(answer)
+        best += bound(ids, seen)
+        seen.append(ids)
+    after = prefix_counters(cluster)
+    assert best / asked > 0.5  # else the trace proves nothing
+    assert abs(cached - best) / asked <= 0.01
+    queries, hits = (now - then for now, then in zip(after, before, strict=True))
+    assert queries == asked
+    assert hits == cached
+    used = {d["engine"] for d in cluster.decisions("chat", len(trace))}
+    assert used == {"chat-aggregated-0", "chat-aggregated-1"}
+
+
+def test_on_a_second_turn_the_router_predicts_what_the_engine_counts(stage: Stage) -> None:
+    cluster = stage.up(AGGREGATED)
+    for turns in conversations(stage, 4):
+        decision = cluster.decisions("chat", 1)[0]
+        assert decision["is_tokenized"]
+        assert decision["overlap_tokens"] == decision["cached_tokens"] == turns[-1]
+        assert decision["overlap_tokens"] >= 3 * BLOCK
+
+
+def test_prefill_and_decode_give_the_text_of_one_engine(stage: Stage) -> None:
+    reference = stage.reference()
+    cluster = stage.up(PREFILL_DECODE)
+    before = {source: pulled(cluster, source) for source in SOURCES}
+    answers = [stage.complete(prompt) for prompt in PROMPTS]
+    assert [text_of(a) for a in answers] == reference
+    prompt_tokens = sum(stage.count(prompt) for prompt in PROMPTS)
+    assert sum(a["usage"]["prompt_tokens"] for a in answers) == prompt_tokens
+    moved = {source: pulled(cluster, source) - before[source] for source in SOURCES}
+    assert moved == {
+        "external_kv_transfer": prompt_tokens,
+        "local_compute": 0,
+        "local_cache_hit": 0,
+    }
+    legs = [(d["leg"], d["engine"]) for d in cluster.decisions("chat", 2 * NUM_PROMPTS)]
+    assert legs.count(("prefill", "chat-prefill-0")) == NUM_PROMPTS
+    assert legs.count(("decode", "chat-decode-0")) == NUM_PROMPTS
+
+
+def test_prefill_counts_what_the_router_predicted_on_a_second_turn(stage: Stage) -> None:
+    cluster = stage.up(PREFILL_DECODE)
+    for _ in conversations(stage, 3):
+        prefill = next(d for d in cluster.decisions("chat", 2) if d["leg"] == "prefill")
+        assert prefill["overlap_tokens"] == prefill["cached_tokens"]
+        assert prefill["overlap_tokens"] >= 3 * BLOCK
+
+
+def test_nothing_failed_or_expired_between_the_engines(stage: Stage) -> None:
+    cluster = stage.up(PREFILL_DECODE)
+    assert cluster.metric("chat-decode-0", "vllm:nixl_num_failed_transfers_total") == 0
+    assert cluster.metric("chat-prefill-0", "vllm:nixl_num_kv_expired_reqs_total") == 0
+    assert cluster.metric("chat-decode-0", "vllm:nixl_bytes_transferred_sum") > 0
+
+
+def test_engines_listen_to_the_network_only_for_their_transfers(stage: Stage) -> None:
+    stage.up(PREFILL_DECODE)
+    first, last = (int(part) for part in UCX_TCP_PORTS.split("-"))
+    planned = {*range(18800, 19000), *range(first, last + 1)}
+    for name in ("cpu-1", "cpu-2"):
+        open_ports = {p for a, p in stage.lab[name].listening() if not a.startswith("127.")}
+        assert 18800 in open_ports
+        assert open_ports - {22} <= planned
+
+
+def test_down_leaves_nothing_of_real_engines(stage: Stage) -> None:
+    stage.up(PREFILL_DECODE)
+    stage.down()
+    for host in stage.lab.hosts.values():
+        assert host.processes("vllm|VLLM|dynctl|multiprocessing") == []
+        assert host.run(["ls", "/dev/shm"]).stdout == ""
+        assert host.run(["find", "/tmp", "-user", "ops"]).stdout == ""
+
+
+SOURCES = ("external_kv_transfer", "local_compute", "local_cache_hit")
+
+
+def pulled(cluster: Cluster, source: str) -> float:
+    """Prompt tokens of the decode engine by where they came from."""
+    name = "vllm:prompt_tokens_by_source_total"
+    return cluster.metric("chat-decode-0", name, source=source)
+
+
+def prefix_counters(cluster: Cluster) -> tuple[float, float]:
+    """Tokens both aggregated engines looked up in their prefix caches, and found there."""
+    engines = ("chat-aggregated-0", "chat-aggregated-1")
+    names = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
+    queries, hits = (sum(cluster.metric(e, name) for e in engines) for name in names)
+    return queries, hits
+
+
+def bound(ids: list[int], seen: list[list[int]]) -> int:
+    """Tokens that could have been cached: whole blocks shared with an earlier prompt, the last token computed."""
+    longest = 0
+    for other in seen:
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b),
+            min(len(ids), len(other)),
+        )
+        longest = max(longest, shared)
+    return min(longest, len(ids) - 1) // BLOCK * BLOCK
+
+
+def conversations(stage: Stage, count: int) -> Iterator[list[int]]:
+    """Hold conversations of two turns; after each, give the cached tokens the engine told per turn."""
+    for i in range(count):
+        messages = [{"role": "user", "content": words(f"{stage.layout} first {i}", 80)}]
+        told = []
+        for turn in range(2):
+            answer = stage.ask(
+                "/v1/chat/completions", {"messages": messages, "max_tokens": MAX_TOKENS}
+            )
+            told.append(cached_of(answer))
+            said = answer["choices"][0]["message"]["content"] or ""
+            messages += [
+                {"role": "assistant", "content": said},
+                {"role": "user", "content": words(f"{stage.layout} next {i} {turn}", 10)},
+            ]
+            settle()
+        assert all(a < b for a, b in pairwise(told))
+        yield told
