@@ -57,7 +57,7 @@ def test_an_open_loop_is_not_held_up_by_slow_answers(with_server):
     report, records = with_server(scenario, ttft_s=1.0)
 
     assert len(records) == 20
-    assert max(r.sent_s for r in records) < 1.0 + records[0].sent_s
+    assert sum(r.sent_s < records[0].end_s for r in records) > 3
     assert report.requests.ok == 20
 
 
