@@ -68,9 +68,11 @@ def _continues_header(line: str, so_far: str) -> bool:
 def _labels(text: str) -> list[str]:
     columns: list[str] = []
     for word in text.split():
-        glued = re.findall(r"(?:GPU|NIC)\d{1,3}", word)
-        if glued and "".join(glued) == word:
-            columns += glued
+        run = re.match(r"(?:(?:GPU|NIC)\d{1,3})+", word)
+        if run:
+            columns += re.findall(r"(?:GPU|NIC)\d{1,3}", run[0])
+            if run.end() < len(word):
+                return columns  # an affinity label ran into the last device
         elif re.match(r"[A-Za-z][\w.:-]{1,40}\Z", word):
             columns.append(word)
         else:
@@ -91,19 +93,46 @@ def _tail_names(text: str) -> list[str]:
     return names
 
 
-def mend_header(columns: list[str], labels: list[str], *, is_cut: bool) -> list[str]:
+def mend_header(
+    columns: Sequence[str], labels: Sequence[str], width: int, *, is_cut: bool
+) -> tuple[list[str], int]:
     """Complete a header that lost labels by those of the rows: the matrix is square.
 
-    A header without its affinity columns was cut, perhaps in the middle of its last label.
+    A header without its affinity columns was cut, perhaps in the middle of its last label. `width` is the number of
+    cells of the longest row. Returns the columns and how many of them, from the left, are sure.
     """
-    if is_cut and len(labels) >= len(columns) and labels[: len(columns) - 1] == columns[:-1]:
-        return labels
-    if is_cut:
-        columns = [c for c in columns if c in labels or _NUMBERED.fullmatch(c)]
-    everyone = set(columns) | set(labels)
-    if everyone == set(columns):
-        return columns
-    if all(_NUMBERED.fullmatch(label) for label in everyone):
-        return sorted(everyone, key=lambda label: (label[:3], int(label[3:])))
-    in_order = iter(labels)
-    return labels if all(column in in_order for column in columns) else columns
+    known = list(columns)
+    if is_cut and known and known[-1] not in labels:
+        # The last label may itself be cut: GPU1 of GPU10, NI of NIC0, CP of CPU Affinity.
+        if not _NUMBERED.fullmatch(known[-1]) or known[-1] in known[:-1]:
+            known = known[:-1]
+    if set(labels) <= set(known) and width <= len(known):
+        return known, len(known)
+    mended, num_sure = columns_of_rows([*known, *(x for x in labels if x not in known)], width)
+    if num_sure == len(mended):
+        return mended, num_sure
+    common = 0
+    while common < min(len(known), len(mended)) and known[common] == mended[common]:
+        common += 1
+    return mended, max(0, common - 1) if is_cut else common
+
+
+def columns_of_rows(labels: Sequence[str], width: int) -> tuple[list[str], int]:
+    """Make columns from row labels alone; rows may be missing, which the number of cells shows.
+
+    Returns the columns and how many of them, from the left, are sure.
+    """
+    columns = list(dict.fromkeys(labels))
+    if not all(_NUMBERED.fullmatch(label) for label in columns):
+        return columns, len(columns) if len(columns) == width else 0
+    columns.sort(key=lambda label: (label[:3], int(label[3:])))
+    if len(columns) == width:
+        return columns, width
+    filled = [
+        f"{kind}{i}"
+        for kind in ("GPU", "NIC")
+        for i in range(1 + max((int(c[3:]) for c in columns if c[:3] == kind), default=-1))
+    ]
+    if len(filled) == width and width <= MAX_DEVICES:
+        return filled, width
+    return columns, 0

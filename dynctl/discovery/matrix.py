@@ -16,6 +16,7 @@ from dynctl.discovery.header import (
     P2P,
     ROW,
     Header,
+    columns_of_rows,
     header_at,
     mend_header,
 )
@@ -40,6 +41,12 @@ class Row:
     cells: list[str | None]
     tail: list[str | None] = field(default_factory=list)
     """CPU affinity, NUMA affinity, GPU NUMA id, as far as there are."""
+    is_whole: bool = False
+    """Every cell was there and in its place: it may stand alone, others need a witness."""
+    is_mended: bool = False
+    """Cells that ran together were taken apart."""
+    has_gaps: bool = False
+    """A cell is empty: a tab lost elsewhere would have moved the others."""
 
 
 @dataclass(slots=True)
@@ -163,12 +170,15 @@ def _close(header: Header | None, block: Sequence[tuple[int, str, str]]) -> list
     is_p2p = not any(re.search(LINK, text) for _, _, text in block) and any(
         re.search(rf"\b(?:{P2P})\b", text) for _, _, text in block
     )
+    labels = list(dict.fromkeys(label for _, label, _ in block))
+    width = max(len(_split_cells(text, 2 * MAX_DEVICES)[0]) for _, _, text in block)
     if header is not None:
-        columns, tail_names, line = list(header.columns), header.tail_names, header.line
-        labels = list(dict.fromkeys(label for _, label, _ in block))
-        columns = mend_header(columns, labels, is_cut=not tail_names and not is_p2p)
+        columns, num_sure = mend_header(
+            header.columns, labels, width, is_cut=not header.tail_names and not is_p2p
+        )
+        tail_names, line = header.tail_names, header.line
     else:
-        columns = list(dict.fromkeys(label for _, label, _ in block))
+        columns, num_sure = columns_of_rows(labels, width)
         tail_names, line = ["cpu", "numa", "gpu_numa"], block[0][0]
     matrix = Matrix(line, columns, is_p2p, list(tail_names))
     if header is None:
@@ -180,7 +190,18 @@ def _close(header: Header | None, block: Sequence[tuple[int, str, str]]) -> list
         if label not in columns:
             matrix.notes.append(f"line {number}: row {label} is not in the header")
             continue
-        matrix.rows.append(_read_row(number, label, text, matrix, header))
+        row = _read_row(number, label, text, matrix, header)
+        row.cells[num_sure:] = [None] * (len(columns) - num_sure)
+        row.is_whole = row.is_whole and num_sure == len(columns)
+        matrix.rows.append(row)
+    if num_sure < len(columns):
+        matrix.notes.append("the header is cut: which device a column is cannot be told for all")
+    if mended := [row.label for row in matrix.rows if row.is_mended]:
+        matrix.notes.append(
+            f"cells ran together in {len(mended)} rows ({mended[0]} …): taken apart"
+            if len(mended) > 1
+            else f"cells ran together in row {mended[0]}: taken apart"
+        )
     return [matrix]
 
 
@@ -192,6 +213,7 @@ def _read_row(number: int, label: str, text: str, matrix: Matrix, header: Header
         if row is not None:
             return row
     words, tail = _split_cells(text, MAX_DEVICES)
+    is_mended = any(len(_CELL.findall(word)) > 1 for word in text.split() if _run(word))
     cells: list[str | None] = [None] * count
     where = [i for i, word in enumerate(words) if word == "X"]
     if len(where) != 1:
@@ -209,7 +231,14 @@ def _read_row(number: int, label: str, text: str, matrix: Matrix, header: Header
             matrix.notes.append(
                 f"line {number}: row {label} has {len(words)} cells for {count} columns"
             )
-    return Row(label, number, cells, _tail_by_words(tail, text, label, matrix, header))
+    affinities = _tail_by_words(tail, text, label, matrix, header)
+    is_whole = None not in cells and _has_its_tail(label, affinities, matrix)
+    return Row(label, number, cells, affinities, is_whole, is_mended and None not in cells)
+
+
+def _has_its_tail(label: str, tail: Sequence[str | None], matrix: Matrix) -> bool:
+    """A GPU row ends in its affinities; without them the row may be cut, and what stands there shifted."""
+    return not label.startswith("GPU") or not matrix.tail_names or any(tail)
 
 
 def _by_tabs(
@@ -218,6 +247,8 @@ def _by_tabs(
     """Read a row whose tabs are whole; None when cells were glued, lost or doubled."""
     parts = [part.strip() for part in text.split("\t")[1:]]
     cells = parts[:count]
+    is_whole = len(cells) == count and "" not in cells
+    has_gaps = "" in cells
     if len(cells) <= own or cells[own] != "X" or _run("".join(parts[count : count + 1])):
         return None
     if not all(_CELL.fullmatch(cell) for cell in cells if cell):
@@ -238,7 +269,11 @@ def _by_tabs(
     if len(tail) == len(names) + 1 and len(tail) >= 2 and not tail[-2]:
         tail = [*tail[:-2], tail[-1]]
     tail = [*tail, *[""] * len(names)][: len(names)]
-    return Row(label, number, [cell or None for cell in cells], [part or None for part in tail])
+    affinities = [part or None for part in tail]
+    is_whole = is_whole and "" not in cells and _has_its_tail(label, affinities, matrix)
+    return Row(
+        label, number, [cell or None for cell in cells], affinities, is_whole, has_gaps=has_gaps
+    )
 
 
 def _may_be_cut(label: str, last: str | None, has_tail: bool, matrix: Matrix) -> bool:
@@ -288,20 +323,48 @@ def _tail_by_words(
 
 
 def merge(matrix: Matrix, notes: list[str]) -> dict[tuple[str, str], str]:
-    """Fold a matrix over its diagonal: a cell and its mirror agree, or one of them is unknown, or neither is told."""
-    seen: dict[tuple[str, str], set[str]] = {}
+    """Fold a matrix over its diagonal: each pair is told by two rows, its own and its mirror's.
+
+    1. Both say the same: told. 2. They differ and one row is whole: that one is right, the other has shifted.
+    3. They differ otherwise: unknown, and neither row is believed alone any more. 4. Only one says anything:
+    believed while its row has no gaps and has not been seen to shift.
+    """
+    claims: dict[tuple[str, str], dict[str, set[str]]] = {}
+    whole = _whole_rows(matrix)
     for row in matrix.rows:
         for column, cell in zip(matrix.columns, row.cells, strict=True):
             if cell is not None and column != row.label:
                 a, b = sorted((row.label, column))
-                seen.setdefault((a, b), set()).add(cell)
-    folded = {}
-    for pair, values in sorted(seen.items()):
-        if len(values) == 1:
-            folded[pair] = values.pop()
-        else:
-            notes.append(f"{pair[0]} and {pair[1]}: contradictory {' and '.join(sorted(values))}")
+                claims.setdefault((a, b), {}).setdefault(row.label, set()).add(cell)
+    folded, shifted = {}, {row.label for row in matrix.rows if row.has_gaps}
+    for pair, said in sorted(claims.items()):
+        values = set().union(*said.values())
+        trusted = set().union(*(cells for label, cells in said.items() if label in whole))
+        if len(values) > 1:
+            shifted |= said.keys() - whole
+            if len(trusted) == 1:
+                folded[pair] = next(iter(trusted))
+            else:
+                notes.append(
+                    f"{pair[0]} and {pair[1]}: contradictory {' and '.join(sorted(values))}"
+                )
+    for pair, said in claims.items():
+        values = set().union(*said.values())
+        if len(values) == 1 and (said.keys() & whole or said.keys() - shifted):
+            folded[pair] = next(iter(values))
     return folded
+
+
+def _whole_rows(matrix: Matrix) -> set[str]:
+    """Labels of rows that are whole, and the same wherever they stand twice."""
+    seen: dict[str, list[Row]] = {}
+    for row in matrix.rows:
+        seen.setdefault(row.label, []).append(row)
+    return {
+        label
+        for label, rows in seen.items()
+        if all(row.is_whole and row.cells == rows[0].cells for row in rows)
+    }
 
 
 def gpu_index(label: str) -> int | None:
