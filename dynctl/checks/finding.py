@@ -21,6 +21,11 @@ class Severity(StrEnum):
         return list(Severity).index(self)
 
 
+def red_if(condition: object) -> Severity:
+    """RED when it breaks what is planned, else a WARNING."""
+    return Severity.RED if condition else Severity.WARNING
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing a check found."""

@@ -3,7 +3,8 @@
 import shlex
 from collections.abc import Sequence
 
-from dynctl.core.hardware import Host
+from dynctl.core.hardware import Gpu, Host
+from dynctl.core.inventory import HostEntry
 from dynctl.core.text import clean
 
 
@@ -31,3 +32,22 @@ def listens(port: int, address: str | None = None) -> str:
     """A line that shows who listens on a TCP port, if anybody does."""
     where = f" and src {address}" if address else ""
     return f"ss -Hltnp 'sport = :{port}{where}' | grep ."
+
+
+def on_host(entry: HostEntry, line: str) -> str:
+    """A line for the operator's machine that runs another one on a host."""
+    if entry.is_local:
+        return f"sh -c {shlex.quote(line)}"
+    port = f" -p {entry.port}" if entry.port else ""
+    user = f"{quote(entry.user)}@" if entry.user else ""
+    return f"ssh{port} {user}{quote(entry.address)} {shlex.quote(line)}"
+
+
+def smi(gpu: Gpu, fields: str) -> str:
+    """A line that asks nvidia-smi for some facts of one GPU."""
+    return f"nvidia-smi -i {gpu.index} --query-gpu={fields} --format=csv,noheader"
+
+
+def where(condition: str, *files: str) -> str:
+    """An awk line that prints the input lines of a condition and fails when there is none."""
+    return " ".join(["awk", shlex.quote(f"{condition} {{ print; n++ }} END {{ exit !n }}"), *files])

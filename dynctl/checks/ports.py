@@ -1,0 +1,81 @@
+"""Which ports the plan gives to what, and what kind of address something listens on. Pure."""
+
+import ipaddress
+from dataclasses import dataclass
+
+from dynctl.checks.evidence import Evidence
+from dynctl.core.audit import Listener
+from dynctl.core.plan import Plan
+from dynctl.router.config import split_listen
+
+UCX_PORTS = range(30000, 32700)
+"""Where NIXL's TCP transport of our engines listens; see `agents.engines.vllm.UCX_TCP_PORTS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPort:
+    """One TCP port that something of ours shall listen on."""
+
+    host_name: str
+    address: str
+    port: int
+    what: str
+    """`relay`, `router of chat`, `side channel of chat-prefill-0`."""
+
+
+def planned_ports(plan: Plan | None) -> list[PlannedPort]:
+    """Every port of a plan, in plan order; none without a plan."""
+    if plan is None:
+        return []
+    used = {replica.host_name for _, _, replica in plan.replicas()}
+    addresses = {host.name: host.data_address for host in plan.hosts}
+    ports = [
+        PlannedPort(host.name, host.data_address, host.relay_port, "relay")
+        for host in plan.hosts
+        if host.name in used
+    ]
+    for deployment in plan.deployments:
+        address, port = split_listen(deployment.router.listen)
+        what = f"router of {deployment.name}"
+        ports.append(PlannedPort(deployment.router.host_name, address, port, what))
+    for _, _, replica in plan.replicas():
+        if replica.side_channel_port is not None:
+            ports.append(
+                PlannedPort(
+                    replica.host_name,
+                    addresses[replica.host_name],
+                    replica.side_channel_port,
+                    f"side channel of {replica.id}",
+                )
+            )
+    return [port for port in ports if port.port]
+
+
+def is_loopback_address(text: str) -> bool:
+    """Tell whether only the machine itself reaches an address."""
+    if text == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(text.split("%", 1)[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def is_public(text: str) -> bool:
+    """Tell whether an address is routed on the internet."""
+    try:
+        return ipaddress.ip_address(text.split("%", 1)[0]).is_global
+    except ValueError:
+        return False
+
+
+def is_open(listener: Listener) -> bool:
+    """Tell whether other machines may reach a listener."""
+    return not is_loopback_address(listener.address)
+
+
+def is_planned(evidence: Evidence, host_name: str, listener: Listener) -> bool:
+    """Tell whether the plan gives this port to something on the host, or it is one of NIXL's own."""
+    ports = {p.port for p in planned_ports(evidence.plan) if p.host_name == host_name}
+    is_transfer = listener.port in UCX_PORTS and evidence.is_split(host_name)
+    return listener.port in ports or is_transfer
