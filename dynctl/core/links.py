@@ -30,7 +30,7 @@ class RoundTrip:
     p95_s: float
     p99_s: float
     jitter_s: float
-    """Mean difference between one round trip and the next."""
+    """Mean difference from one round trip to the next, the largest 1 % left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,10 @@ class LinkPoint:
     """95 % of the messages were at least this fast."""
     p99_bytes_s: float
     busy_ratio: float = 0.0
-    """How much of the time the busier end's processors were at work for it, 1 is all of it."""
+    """How much of the time the processors of the busier end were at work or waited for; 1 is all of it.
+
+    For NIXL, which always spins: waited for alone.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +101,20 @@ class LinkMeasurement:
         return self.best.bytes_s if self.best else None
 
     @property
+    def evenness_ratio(self) -> float | None:
+        """How near the slow messages come to the usual ones: P95 to P50 of the best single stream; 1 is even.
+
+        Several streams wait for each other, so they do not tell. None below 20 messages.
+        """
+        single = [p for p in self.points if p.num_streams == 1 and p.num_messages >= 20]
+        best = max(single, key=lambda point: point.bytes_s, default=None)
+        return None if best is None else min(1.0, best.p95_bytes_s / best.p50_bytes_s)
+
+    @property
     def steady_bytes_s(self) -> float | None:
-        """What 95 % of the messages reached at the best point: rank links by this, so that jitter counts."""
-        return min(self.best.p95_bytes_s, self.best.bytes_s) if self.best else None
+        """The rate reduced by unevenness: rank links by this, so that a jittery one comes after a steady one."""
+        ratio = self.evenness_ratio
+        return self.bytes_s if self.bytes_s is None or ratio is None else self.bytes_s * ratio
 
     @property
     def nominal_bytes_s(self) -> float | None:

@@ -1,5 +1,6 @@
 """What the programs on the two ends said, as measurements: checked, bounded, cleaned. Hosts may be broken or lie. Pure."""
 
+from dataclasses import replace
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -32,7 +33,7 @@ class PointSaid(Struct, frozen=True):
     busy_ratio: Ratio = 0.0
     direction: Annotated[str, Meta(pattern="^(out|in)$")] = "in"
 
-    def point(self) -> LinkPoint:
+    def point(self, starved_ratio: float = 0.0) -> LinkPoint:
         """Turn times into rates: this many bytes were under way on all streams for one message's time."""
         moved = self.message_bytes * self.num_streams
         return LinkPoint(
@@ -43,7 +44,7 @@ class PointSaid(Struct, frozen=True):
             moved / self.p50_s,
             moved / self.p95_s,
             moved / self.p99_s,
-            min(1.0, self.busy_ratio),
+            min(1.0, max(self.busy_ratio, starved_ratio)),
         )
 
 
@@ -115,6 +116,38 @@ class TcpSaid(Struct, frozen=True):
     there: TcpEndSaid
 
 
+class KindSaid(Struct, frozen=True):
+    """One kind of memory by NIXL, pulled by one end, or why that could not be."""
+
+    error: Text | None = None
+    round_trip: TripSaid | None = None
+    points: Annotated[tuple[PointSaid, ...], Meta(max_length=100)] = ()
+    transport: Text = ""
+    end: EndSaid | None = None
+
+
+class PullSaid(Struct, frozen=True):
+    """What one end pulled."""
+
+    kinds: dict[LinkKind, KindSaid]
+    ucx: Text = ""
+    starved: Ratio = 0.0
+
+
+class NixlSaid(Struct, frozen=True, rename={"into_near": "in", "out_of_near": "out"}):
+    """What the connecting end of a NIXL test prints."""
+
+    into_near: PullSaid
+    out_of_near: PullSaid
+
+
+class LookSaid(Struct, frozen=True):
+    """What a host's engine environment has."""
+
+    nixl: Text | None
+    num_gpus: Annotated[int, Meta(ge=0, le=1024)] = 0
+
+
 class Line(Struct, frozen=True):
     """A line that may carry an error, a port, or the end of a listener."""
 
@@ -168,6 +201,52 @@ def tcp_measurements(
             )
         )
     return found
+
+
+def nixl_measurements(
+    near: str, far: str, line: bytes, measured_unix_s: float
+) -> list[LinkMeasurement]:
+    """Both directions of every kind from the connecting end's answer.
+
+    A direction's figures are the puller's, the target's. What the source used is what it said of its own pulls.
+
+    Raises:
+        ProbeError: when the answer is none.
+    """
+    said = parse(near, line, NixlSaid)
+    found = []
+    for mine, others, source, target in (
+        (said.into_near, said.out_of_near, far, near),
+        (said.out_of_near, said.into_near, near, far),
+    ):
+        for kind, pulled in mine.kinds.items():
+            back = others.kinds.get(kind)
+            points = tuple(p.point(mine.starved) for p in pulled.points)
+            link = _pulled(kind, pulled, back, (source, target), measured_unix_s)
+            found.append(replace(link, points=points) if link.error is None else link)
+    return found
+
+
+def _pulled(
+    kind: LinkKind,
+    said: KindSaid,
+    back: KindSaid | None,
+    names: tuple[str, str],
+    measured_unix_s: float,
+) -> LinkMeasurement:
+    if said.error is not None or not said.points:
+        error = clean(said.error or "no figures", 400)
+        return LinkMeasurement(*names, kind, measured_unix_s, error=error)
+    return LinkMeasurement(
+        *names,
+        kind,
+        measured_unix_s,
+        said.round_trip.round_trip() if said.round_trip else None,
+        (),
+        back.end.end() if back and back.end else None,
+        said.end.end() if said.end else None,
+        clean(said.transport, 200),
+    )
 
 
 def failed(

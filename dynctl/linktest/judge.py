@@ -3,7 +3,7 @@
 Limits are ours; those of round trips were set so that scheduling noise of a busy machine stays below them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 
 from dynctl.core.hardware import HostWarning
@@ -14,9 +14,12 @@ SLOW_RATIO = 0.6
 """Below this share of the negotiated rate a link is slow; TCP reaches 0.9 and more where nothing is wrong."""
 BUSY_RATIO = 0.5
 """From here on the processors were the limit, or near it, and the link cannot be judged."""
+STARVED_RATIO = 0.2
+"""The same for NIXL: from here on its threads waited too long for a processor."""
 ASYMMETRIC_RATIO = 0.7
 LOSSY_RATIO = 0.01
 OTHERS_RATIO = 0.1
+JITTER_S = 200e-6
 UNEVEN_RATIO = 1 / 3
 MIN_MESSAGES = 20
 
@@ -47,19 +50,16 @@ def verdict(link: LinkMeasurement) -> Verdict:
 
 def is_jittery(link: LinkMeasurement) -> bool:
     """Whether round trips or messages of one size differ much from each other."""
+    if is_on_one_machine(link) or (link.kind is not LinkKind.TCP and _is_bound(link)):
+        return False
     trip = link.round_trip
     if trip is not None and trip.num_messages >= MIN_MESSAGES:
-        if trip.jitter_s > max(100e-6, trip.p50_s / 4):
+        if trip.p95_s - trip.p50_s > max(JITTER_S, trip.p50_s / 2):
             return True
-        if trip.p95_s - trip.p50_s > max(500e-6, trip.p50_s):
+        if trip.p99_s - trip.p50_s > max(1e-3, trip.p50_s):
             return True
-    best = link.best
-    return (
-        best is not None
-        and best.num_messages >= MIN_MESSAGES
-        and best.p95_bytes_s < best.p50_bytes_s * UNEVEN_RATIO
-        and not _is_bound(link)
-    )
+    ratio = link.evenness_ratio
+    return ratio is not None and ratio < UNEVEN_RATIO and not _is_bound(link)
 
 
 def is_on_one_machine(link: LinkMeasurement) -> bool:
@@ -69,8 +69,10 @@ def is_on_one_machine(link: LinkMeasurement) -> bool:
     )
 
 
-def warnings(links: Sequence[LinkMeasurement]) -> list[HostWarning]:
-    """Everything a user must be told, most telling first for each pair."""
+def warnings(
+    links: Sequence[LinkMeasurement], rdma_hosts: Collection[str] = ()
+) -> list[HostWarning]:
+    """Everything a user must be told, in the order of the links. `rdma_hosts` have an RDMA port that is up."""
     by_key = {(m.source_name, m.target_name, m.kind): m for m in links}
     found: list[HostWarning] = []
     for link in links:
@@ -83,7 +85,7 @@ def warnings(links: Sequence[LinkMeasurement]) -> list[HostWarning]:
         found += _of_direction(link)
         if is_first:
             found += _of_pair(link, back)
-        found += _against_tcp(link, by_key.get((*_ends(link), LinkKind.TCP)))
+        found += _of_nixl(link, by_key.get((*_ends(link), LinkKind.TCP)), rdma_hosts)
     return found
 
 
@@ -155,10 +157,16 @@ def _others(link: LinkMeasurement, both: Sequence[LinkMeasurement]) -> Iterable[
         )
 
 
-def _against_tcp(link: LinkMeasurement, tcp: LinkMeasurement | None) -> Iterable[HostWarning]:
-    if link.kind is LinkKind.TCP or tcp is None or not tcp.bytes_s or not link.bytes_s:
+def _of_nixl(
+    link: LinkMeasurement, tcp: LinkMeasurement | None, rdma_hosts: Collection[str]
+) -> Iterable[HostWarning]:
+    if link.kind is LinkKind.TCP:
         return
-    if link.bytes_s < tcp.bytes_s / 2:
+    if link.transport.startswith("tcp/") and set(_ends(link)) <= set(rdma_hosts):
+        yield _warn("nixl-over-tcp", link, f"goes by {link.transport} although both have RDMA")
+    if tcp is None or not tcp.bytes_s or not link.bytes_s:
+        return
+    if link.bytes_s < tcp.bytes_s / 2 and not is_on_one_machine(link) and not _is_bound(link):
         text = f"{rate(link.bytes_s)} by {link.transport or 'an unknown transport'}, plain TCP has {rate(tcp.bytes_s)}"
         yield _warn("nixl-slower-than-tcp", link, text)
 
@@ -171,16 +179,14 @@ def _spread(link: LinkMeasurement) -> str:
             f"round trips P50 {format_seconds(trip.p50_s)}, P95 {format_seconds(trip.p95_s)}, "
             f"P99 {format_seconds(trip.p99_s)}; "
         )
-    best = link.best
-    return text + (
-        f"messages P50 {rate(best.p50_bytes_s)}, P95 {rate(best.p95_bytes_s)}" if best else ""
-    )
+    ratio = link.evenness_ratio
+    return text + ("" if ratio is None else f"slow messages have {ratio:.0%} of the usual rate")
 
 
 def _is_bound(link: LinkMeasurement) -> bool:
-    """Whether processors were the limit; NIXL spins while it waits, so for it nobody can tell."""
-    best = link.best
-    return link.kind is LinkKind.TCP and best is not None and best.busy_ratio >= BUSY_RATIO
+    """Whether processors were the limit, or too near it to tell."""
+    limit = BUSY_RATIO if link.kind is LinkKind.TCP else STARVED_RATIO
+    return link.best is not None and link.best.busy_ratio >= limit
 
 
 def _is_detour(end: LinkEnd) -> bool:

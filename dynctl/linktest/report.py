@@ -5,12 +5,13 @@ from collections.abc import Callable, Sequence
 
 from dynctl.core.hardware import Host, HostFailure, Topology
 from dynctl.core.inventory import Inventory
-from dynctl.core.links import LinkHost, LinkMeasurement
+from dynctl.core.links import LinkHost, LinkKind, LinkMeasurement
 from dynctl.errors import DynctlError, ExitCode
 from dynctl.linktest import judge
+from dynctl.linktest.engines import find_nixl
 from dynctl.linktest.pair import Ports, Seat
-from dynctl.linktest.run import Pace, measure, tcp
-from dynctl.linktest.view import Report, Unmeasured
+from dynctl.linktest.run import Pace, measure, nixl, tcp
+from dynctl.linktest.view import Report
 from dynctl.remote.fleet import Fleet
 
 Progress = Callable[[int, int, int, int], None]
@@ -39,10 +40,12 @@ async def make_report(
         num_failed = sum(1 for link in made if link.error)
         progress(number, count, len(made) - num_failed, num_failed)
 
+    by_nixl, unmeasured = await find_nixl(inventory, able, fleet)
     programs = [tcp({h.name: Seat(h, fleet.remote(h.name), str(h.python)) for h in able})]
+    programs += [nixl(by_nixl)] if len(by_nixl) > 1 else []
     links = await measure([host.name for host in able], programs, pace, ports, told)
-    links.sort(key=lambda m: (m.source_name, m.target_name, m.kind.value))
-    unmeasured: list[Unmeasured] = []
+    order = list(LinkKind)
+    links.sort(key=lambda m: (m.source_name, m.target_name, order.index(m.kind)))
     return Report(
         inventory.cluster,
         started_s,
@@ -50,7 +53,7 @@ async def make_report(
         tuple(links),
         tuple(failures),
         tuple(unmeasured),
-        tuple(judge.warnings(links)),
+        tuple(judge.warnings(links, [host.name for host in able if _has_rdma(host)])),
     )
 
 
@@ -70,4 +73,10 @@ def _too_few(num_able: int, failures: Sequence[HostFailure]) -> DynctlError:
         f"a link has two ends; {num_able} host can be reached{':' + causes if causes else ''}",
         next((f.hint for f in failures if f.hint), "name two hosts or more"),
         code=ExitCode.TRUST if is_trust else ExitCode.REFUSED,
+    )
+
+
+def _has_rdma(host: Host) -> bool:
+    return any(
+        nic.kind in {"infiniband", "roce", "rdma"} and nic.state == "up" for nic in host.nics
     )

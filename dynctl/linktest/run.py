@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from dynctl.core.links import LinkKind, LinkMeasurement
 from dynctl.errors import DynctlError
-from dynctl.linktest.answers import failed, tcp_measurements
+from dynctl.linktest.answers import failed, nixl_measurements, tcp_measurements
 from dynctl.linktest.pair import Ports, Seat, run_pair
 from dynctl.linktest.schedule import rounds
 
 KIB, MIB = 1 << 10, 1 << 20
 ROUND_TRIP_BYTES = 64
+NIXL_START_S = 60.0
+"""Importing NIXL on a busy host, and the kinds beyond the first; a limit, not what it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,11 @@ Told = Callable[[int, int, Sequence[LinkMeasurement]], None]
 def tcp(seats: Mapping[str, Seat]) -> Program:
     """TCP by the host's own Python."""
     return Program("tcp", (LinkKind.TCP,), seats, tcp_measurements)
+
+
+def nixl(seats: Mapping[str, Seat]) -> Program:
+    """NIXL by the engine's Python; kinds with GPU memory come by themselves where both ends have it."""
+    return Program("nixl_pull", (LinkKind.NIXL_DRAM,), seats, nixl_measurements, NIXL_START_S)
 
 
 async def measure(

@@ -7,7 +7,6 @@ Runs on the host, standard library only. IO: sockets, threads, files (procfs).
 
 import concurrent.futures
 import contextlib
-import itertools
 import os
 import signal
 import socket
@@ -169,20 +168,8 @@ def ping(connection: socket.socket, message_bytes: int, for_s: float) -> dict[st
     last = memoryview(bytearray(_END * message_bytes))
     wire.pour(connection, last)
     wire.fill(connection, last)
-    steps = [abs(b - a) for a, b in itertools.pairwise(trips)]
-    jitter_s = sum(steps) / len(steps) if steps else 0.0
-    return {"message_bytes": message_bytes, "jitter_s": jitter_s, **percentiles(trips)}
-
-
-def percentiles(times_s: list[float]) -> dict[str, Any]:
-    """Count and percentiles by nearest rank."""
-    ordered = sorted(times_s)
-    last = len(ordered) - 1
-    ranks = {name: ordered[min(last, int(len(ordered) * q))] for name, q in _RANKS}
-    return {"num_messages": len(ordered), **ranks}
-
-
-_RANKS = (("p50_s", 0.50), ("p95_s", 0.95), ("p99_s", 0.99))
+    told = {"message_bytes": message_bytes, "jitter_s": wire.jitter(trips)}
+    return {**told, **wire.percentiles(trips)}
 
 
 def measure(lanes: list[socket.socket], wish: dict[str, Any]) -> list[dict[str, Any]]:
@@ -230,7 +217,7 @@ def give_all(streams: list[socket.socket], asked: dict[str, Any]) -> dict[str, A
         "num_streams": len(used),
         "bytes_s": len(times) * size / took_s,
         "busy_ratio": busy.ratio,
-        **percentiles(times),
+        **wire.percentiles(times),
     }
 
 

@@ -8,6 +8,7 @@ Runs on the host, standard library only. IO: sockets, threads.
 import contextlib
 import errno
 import hmac
+import itertools
 import json
 import os
 import socket
@@ -258,3 +259,21 @@ def receive_message(connection: socket.socket) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise LinkError("the other end sent nonsense")
     return message
+
+
+def percentiles(times_s: list[float]) -> dict[str, Any]:
+    """Count and percentiles by nearest rank."""
+    ordered = sorted(times_s)
+    last = len(ordered) - 1
+    ranks = {name: ordered[min(last, int(len(ordered) * q))] for name, q in _RANKS}
+    return {"num_messages": len(ordered), **ranks}
+
+
+_RANKS = (("p50_s", 0.50), ("p95_s", 0.95), ("p99_s", 0.99))
+
+
+def jitter(times_s: list[float]) -> float:
+    """Mean difference from one time to the next; the largest 1 % are left out, a busy processor makes those."""
+    steps = sorted(abs(b - a) for a, b in itertools.pairwise(times_s))
+    kept = steps[: max(1, len(steps) * 99 // 100)]
+    return sum(kept) / len(kept) if kept else 0.0
