@@ -100,6 +100,8 @@ class Estimate:
     ttft_ms: Figure
     itl_ms: Figure
     out_tokens_s: Figure
+    goodput_rps: Figure | None = None
+    """Requests per second served within the goals, of those the workload asks for; None: not said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,16 @@ from dynctl.core.plan import MemorySheet, Plan, PlannedDeployment, Pool, Replica
 from dynctl.core.text import is_name
 from dynctl.core.units import format_bytes
 from dynctl.errors import PlanError
-from dynctl.planner.digest import with_digest
+from dynctl.planner.digest import digest_of, with_digest
 from dynctl.planner.engines import Need, cpu_room, need_of
 from dynctl.planner.memory import legal_tp, sheet
 from dynctl.planner.options import needed_tokens, room_of
 from dynctl.planner.placement import Group, kind_of, port_space
+from dynctl.planner.transfer import Fabric
 from dynctl.planner.verdict import judge, price
 
 _MAX_SHOWN = 20
+EDITED = "edited by hand since it was made: its digest was not that of its content"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,9 @@ class _Ground:
     wishes: Mapping[str, DeploymentWish]
     models: Mapping[str, Model | None]
     inventory: Inventory
+    fabric: Fabric
+    is_edited: bool
+    """Its digest is not that of its content."""
 
 
 def check_plan(
@@ -48,6 +53,8 @@ def check_plan(
         {wish.name: wish for wish in inventory.deployments},
         models,
         inventory,
+        Fabric.of(topology),
+        plan.digest != digest_of(plan),
     )
     problems = list(dict.fromkeys(_problems(ground)))
     if problems:
@@ -58,8 +65,13 @@ def check_plan(
             f"the plan does not fit the cluster:\n{text}",
             "correct the plan, or make a new one with dynctl plan",
         )
+    warnings = tuple(w for w in plan.warnings if w != EDITED) + (EDITED,) * ground.is_edited
     return with_digest(
-        replace(plan, deployments=tuple(_priced(ground, d) for d in plan.deployments))
+        replace(
+            plan,
+            deployments=tuple(_priced(ground, d) for d in plan.deployments),
+            warnings=warnings,
+        )
     )
 
 
@@ -240,9 +252,11 @@ def _priced(ground: _Ground, planned: PlannedDeployment) -> PlannedDeployment:
     for pool in pools:
         if taken := _groups(ground, pool):
             groups.setdefault(pool.role, []).extend(taken)
-    figures, reasons = price(wish, model, pools, groups)
-    kept = [r for r in planned.reasons if not r.startswith(PRICED)]
-    at = next((i for i, r in enumerate(planned.reasons) if r.startswith(PRICED)), len(kept))
+    figures, reasons = price(wish, model, pools, groups, ground.fabric)
+    stale = (*PRICED, *CHOSEN) if ground.is_edited else PRICED
+    texts = [r for r in planned.reasons if r.startswith(PRICED) or not r.startswith(stale)]
+    kept = [r for r in texts if not r.startswith(PRICED)]
+    at = next((i for i, r in enumerate(texts) if r.startswith(PRICED)), len(kept))
     return replace(
         planned,
         pools=pools,
@@ -252,5 +266,13 @@ def _priced(ground: _Ground, planned: PlannedDeployment) -> PlannedDeployment:
     )
 
 
-PRICED = ("slo.", "overloaded at", "not estimated")
+CHOSEN = (
+    "gain of",
+    "do not disaggregate",
+    "prefill and decode apart",
+    "KV of a prompt",
+    "not startable yet",
+)
+"""How the reasons begin that speak for a layout as it was chosen: they say nothing of one that was edited."""
+PRICED = ("slo.", "overloaded at", "not estimated", "bears ")
 """How the reasons begin that `price` gives: they are replaced when a plan is priced again."""

@@ -53,11 +53,14 @@ def estimate_rows(planned: PlannedDeployment) -> list[list[str]]:
     if planned.estimate is None:
         return []
     found = planned.estimate
-    return [
+    rows = [
         ["TTFT", *_milliseconds(found.ttft_ms)],
         ["ITL", *_milliseconds(found.itl_ms)],
         ["tok/s at most", *_counts(found.out_tokens_s)],
     ]
+    if found.goodput_rps is not None:
+        rows.append(["goodput req/s", *_counts(found.goodput_rps)])
+    return rows
 
 
 def _milliseconds(figure: Figure) -> list[str]:

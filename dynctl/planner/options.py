@@ -1,6 +1,8 @@
-"""What a deployment could run on: GPU kinds and tensor-parallel sizes that fit, priced; and why others do not.
+"""What one engine of a deployment could be: GPU kinds, tensor and pipeline sizes that fit, priced; and why others do not.
 
-Not here: taking GPUs (`placement`), choosing among deployments (`search`).
+Only engines that `up` can start are options: inside one host, without data or expert parallelism (`spanning` shows
+the others).
+Not here: taking GPUs (`placement`), how many engines of which option (`layouts`).
 Pure.
 """
 
@@ -14,25 +16,27 @@ from dynctl.core.model import Model
 from dynctl.core.plan import MemorySheet, Parallelism, Sourced
 from dynctl.core.units import GIB, format_bytes
 from dynctl.errors import PlanError
-from dynctl.planner.estimate import Layout, Pace, Side, max_rate_rps, meets, serve
-from dynctl.planner.grouping import num_nvlinks
+from dynctl.planner.drawing import parallelism_text
+from dynctl.planner.estimate import Pace
+from dynctl.planner.grouping import link_rank, near_of, num_nvlinks, tp_groups
 from dynctl.planner.memory import MAX_NUM_SEQS, Room, legal_tp, needed_bytes, sheet
 from dynctl.planner.peaks import find_spec
 from dynctl.planner.placement import Allocation, GpuKind, Group
 from dynctl.planner.roofline import Engine, group_link
-from dynctl.planner.transfer import ETHERNET_BYTES_S, transfer_bytes_s
 
 TP_SIZES = (1, 2, 4, 8, 16)
-PD_MARGIN = 0.85
-"""Prefill/decode is chosen when it needs at most this share of the GPUs: less is within the model's error."""
+PP_SIZES = (2, 3, 4)
+MAX_LINK_CLASSES = 6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Option:
-    """One engine size on one kind of GPU."""
+    """One engine size on one kind of GPU, on groups that are linked at least so well."""
 
     kind: GpuKind
-    tp: int
+    parallelism: Parallelism
+    link: str | None
+    """The worst link inside the tensor-parallel groups; None: a single GPU, or not known."""
     groups: tuple[Group, ...]
     """Groups there are, best linked first."""
     memory: MemorySheet
@@ -40,9 +44,15 @@ class Option:
     """None: no figures for this GPU, so nothing can be estimated."""
 
     @property
+    def size(self) -> int:
+        """GPUs one engine takes."""
+        return self.parallelism.num_gpus
+
+    @property
     def name(self) -> str:
-        """`tp 4 on H100`."""
-        return f"tp {self.tp} on {self.kind.name}"
+        """`tp4 on NVIDIA H100 (NV18)`."""
+        link = f" ({self.link})" if self.size > 1 and self.link else ""
+        return f"{parallelism_text(self.parallelism)} on {self.kind.name}{link}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +61,6 @@ class Misfit:
 
     text: str
     missing_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """How many engines of one option serve a deployment."""
-
-    option: Option
-    num_prefill: int
-    num_decode: int
-    """0: the prefill engines are aggregated."""
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs taken in all."""
-        return (self.num_prefill + self.num_decode) * self.option.tp
 
 
 def needed_tokens(wish: DeploymentWish) -> int:
@@ -108,36 +103,129 @@ def pace_on(
     model: Model, kind: GpuKind, parallelism: Parallelism, groups: Sequence[Group]
 ) -> Pace | None:
     """How fast an engine is on the worst of some groups; None where the GPU's peaks are unknown."""
+    worst = min((worst_tp_link(g, parallelism.tp) for g in groups), key=link_rank, default=None)
+    return _pace(model, kind, parallelism, worst)
+
+
+def _pace(model: Model, kind: GpuKind, parallelism: Parallelism, label: str | None) -> Pace | None:
     spec = find_spec(kind.name)
     if spec is None:
         return None
-    links = [group.worst_link() for group in groups]
-    slowest = min(
-        (group_link(spec, num_nvlinks(label), label) for label in links),
-        key=lambda link: (link.bytes_s, -link.latency_s),
-        default=group_link(spec, 0, None),
-    )
-    return Engine(model, spec, parallelism, slowest)
+    return Engine(model, spec, parallelism, group_link(spec, num_nvlinks(label), label))
+
+
+def worst_tp_link(group: Group, tp: int) -> str | None:
+    """The slowest link inside any tensor-parallel rank group; pipeline stages lie one after another."""
+    links = group.host.gpu_links
+    labels = [
+        links[a][b]
+        for start in range(0, len(group.positions), tp)
+        for a in group.positions[start : start + tp]
+        for b in group.positions[start : start + tp]
+        if a < b
+    ]
+    return min(labels, key=link_rank, default=None)
+
+
+def staged(group: Group, tp: int) -> Group:
+    """Order a group's GPUs so that each pipeline stage is a well linked tensor-parallel group."""
+    if tp in {1, len(group.positions)}:
+        return group
+    links = group.host.gpu_links
+    inner = tuple(tuple(links[a][b] for b in group.positions) for a in group.positions)
+    stages = tp_groups(inner, near_of(group.host, group.positions), tp)
+    order = [group.positions[i] for stage in sorted(stages) for i in stage]
+    return Group(group.host, tuple(order))
+
+
+def groups_of(
+    allocation: Allocation,
+    hosts: Sequence[Host],
+    kind: GpuKind,
+    parallelism: Parallelism,
+    least: str | None = None,
+) -> list[Group]:
+    """Free groups for one engine size, linked at least as well as a label inside their tensor-parallel ranks."""
+    found = allocation.all_groups(hosts, kind, parallelism.num_gpus)
+    staged_ones = [staged(group, parallelism.tp) for group in found]
+    if least is None:
+        return staged_ones
+    bound = link_rank(least)
+    return [g for g in staged_ones if link_rank(worst_tp_link(g, parallelism.tp)) >= bound]
 
 
 def options_for(
-    wish: DeploymentWish, model: Model, allocation: Allocation, hosts: Sequence[Host]
+    wish: DeploymentWish,
+    model: Model,
+    allocation: Allocation,
+    hosts: Sequence[Host],
+    *,
+    advanced: bool = False,
 ) -> tuple[list[Option], list[Misfit]]:
-    """Every size that fits, and every one that does not with what is missing."""
+    """Every size that fits, and every one that does not with what is missing.
+
+    Pipelines cost latency, so they are options only where nothing fits without, or when asked for (`advanced`).
+    """
     options: list[Option] = []
     misfits: list[Misfit] = []
     for kind in allocation.kinds(hosts):
-        for tp in TP_SIZES:
-            groups = allocation.all_groups(hosts, kind, tp)
-            if not groups or not legal_tp(model, tp):
-                continue
-            found = sheet(model, Parallelism(tp=tp), room_of(wish, kind.memory_bytes))
-            if found.kv_capacity_tokens < needed_tokens(wish):
-                misfits.append(misfit(wish, model, kind, Parallelism(tp=tp), found))
-                continue
-            pace = pace_on(model, kind, Parallelism(tp=tp), groups)
-            options.append(Option(kind, tp, tuple(groups), found, pace))
+        found = [
+            option
+            for tp in TP_SIZES
+            for option in _of_size(wish, model, allocation, hosts, kind, Parallelism(tp), misfits)
+        ]
+        if not found or advanced:
+            found += [
+                option
+                for pp in PP_SIZES
+                for tp in TP_SIZES
+                if model.num_layers >= pp
+                for option in _of_size(
+                    wish, model, allocation, hosts, kind, Parallelism(tp, pp), misfits
+                )
+            ]
+        options += found
     return options, misfits
+
+
+def _of_size(
+    wish: DeploymentWish,
+    model: Model,
+    allocation: Allocation,
+    hosts: Sequence[Host],
+    kind: GpuKind,
+    parallelism: Parallelism,
+    misfits: list[Misfit],
+) -> list[Option]:
+    """The options of one size: one per class of links, each with all groups linked at least so well."""
+    if not legal_tp(model, parallelism.tp):
+        return []
+    groups = groups_of(allocation, hosts, kind, parallelism)
+    if not groups:
+        return []
+    found = sheet(model, parallelism, room_of(wish, kind.memory_bytes))
+    if found.kv_capacity_tokens < needed_tokens(wish):
+        misfits.append(misfit(wish, model, kind, parallelism, found))
+        return []
+    labels = [worst_tp_link(group, parallelism.tp) for group in groups]
+    classes = sorted(set(labels), key=lambda label: (-link_rank(label), label or ""))
+    if len(classes) > MAX_LINK_CLASSES:
+        classes = [*classes[: MAX_LINK_CLASSES - 1], classes[-1]]
+    return [
+        Option(
+            kind,
+            parallelism,
+            label,
+            tuple(
+                g
+                for g, own in zip(groups, labels, strict=True)
+                if link_rank(own) >= link_rank(label)
+            ),
+            found,
+            _pace(model, kind, parallelism, label),
+        )
+        for label in classes
+    ]
 
 
 def misfit(
@@ -147,14 +235,19 @@ def misfit(
     needs = needed_bytes(found, model, parallelism, needed_tokens(wish))
     missing = needs - found.total_bytes
     text = (
-        f"tp {parallelism.tp} on {kind.name} needs {format_bytes(needs)} per GPU, it has "
+        f"{parallelism_text(parallelism)} on {kind.name} needs {format_bytes(needs)} per GPU, it has "
         f"{format_bytes(found.total_bytes)}: {format_bytes(missing)} short"
     )
     return Misfit(text, missing)
 
 
-def refuse_fit(wish: DeploymentWish, model: Model, misfits: Sequence[Misfit]) -> PlanError:
-    """The error for a model that fits nowhere: the smallest shortfall and the nearest change."""
+def refuse_fit(
+    wish: DeploymentWish, model: Model, misfits: Sequence[Misfit], spanning: str = ""
+) -> PlanError:
+    """The error for a model that fits nowhere: the smallest shortfall and the nearest change.
+
+    `spanning` names a layout over several hosts that would hold it, which cannot be started yet.
+    """
     nearest = min(misfits, key=lambda m: m.missing_bytes)
     fitting = next(
         (
@@ -171,6 +264,8 @@ def refuse_fit(wish: DeploymentWish, model: Model, misfits: Sequence[Misfit]) ->
         if fitting
         else "it needs several hosts per engine, which up cannot start yet"
     )
+    if spanning:
+        change += f"; {spanning}"
     if model.dtype_bytes >= 2:
         change += ", so may fp8 weights"
     return PlanError(
@@ -183,70 +278,6 @@ def refuse_fit(wish: DeploymentWish, model: Model, misfits: Sequence[Misfit]) ->
     )
 
 
-def choose(wish: DeploymentWish, options: Sequence[Option]) -> tuple[Choice, tuple[str, ...]]:
-    """The fewest GPUs that serve the workload within its goals, with the reasons.
-
-    Raises:
-        PlanError: when none does; names what binds and the best that can be had.
-    """
-    priced = [option for option in options if option.pace is not None]
-    if not priced:
-        option = min(options, key=lambda o: (o.tp, o.kind))
-        return Choice(option, 1, 0), (
-            f"no figures for {option.kind.name}: nothing estimated, the smallest size that fits is taken",
-        )
-    alone = [c for o in priced if (c := _aggregated(wish, o)) is not None]
-    split = [c for o in priced if (c := _split(wish, o)) is not None]
-    best = min(alone, key=lambda c: _preference(wish, c), default=None)
-    pair = min(split, key=lambda c: _preference(wish, c), default=None)
-    if best is None and pair is None:
-        raise _refuse_goals(wish, priced)
-    if pair is not None and (best is None or pair.num_gpus <= PD_MARGIN * best.num_gpus):
-        why = (
-            "aggregated engines do not reach the goals"
-            if best is None
-            else (
-                f"aggregated engines would need {best.num_gpus} GPUs for the same goals, {pair.num_gpus} do"
-            )
-        )
-        return pair, (f"prefill and decode apart: {why}",)
-    assert best is not None
-    return best, _why_together(wish, best, pair, can_split=any(len(o.groups) > 1 for o in priced))
-
-
-def _why_together(
-    wish: DeploymentWish, best: Choice, pair: Choice | None, *, can_split: bool
-) -> tuple[str, ...]:
-    size = f"{best.option.name}: the fewest GPUs that fit the model and serve {wish.workload.rate_rps:g} req/s"
-    if pair is None and not can_split:
-        apart = "do not disaggregate: prefill/decode needs two engines, the GPUs hold one"
-    elif pair is None:
-        apart = "do not disaggregate: prefill/decode does not reach the goals on these GPUs"
-    elif pair.num_gpus > best.num_gpus:
-        apart = f"do not disaggregate: prefill/decode would need {pair.num_gpus} GPUs, aggregated {best.num_gpus}"
-    else:
-        apart = (
-            f"do not disaggregate: prefill/decode would need {pair.num_gpus} GPUs, aggregated {best.num_gpus}; "
-            "the gain is within the error of the estimate"
-        )
-    return size, apart
-
-
-def _preference(wish: DeploymentWish, choice: Choice) -> tuple[float, float, GpuKind]:
-    layout = layout_of(wish, choice, ETHERNET_BYTES_S)
-    served = serve(layout, wish.workload, wish.workload.rate_rps)
-    return choice.num_gpus, round(served.ttft_p99_s, 4), choice.option.kind
-
-
-def layout_of(wish: DeploymentWish, choice: Choice, transfer_bytes_s: float) -> Layout:
-    """The choice as the estimate sees it."""
-    option = choice.option
-    assert option.pace is not None
-    bound = max_sequences(wish, option.memory)
-    decode = Side(option.pace, choice.num_decode, bound) if choice.num_decode else None
-    return Layout(Side(option.pace, choice.num_prefill, bound), decode, transfer_bytes_s)
-
-
 def max_sequences(wish: DeploymentWish, memory: MemorySheet | None) -> float:
     """Sequences one engine can hold: by its own limit and by its KV cache; what requests share is stored once."""
     work = wish.workload
@@ -255,96 +286,6 @@ def max_sequences(wish: DeploymentWish, memory: MemorySheet | None) -> float:
         return bound
     tokens = work.isl_tokens * (1 - work.shared_prefix_ratio) + work.osl_tokens
     return max(1.0, min(bound, memory.kv_capacity_tokens / tokens))
-
-
-def _aggregated(wish: DeploymentWish, option: Option) -> Choice | None:
-    one = layout_of(wish, Choice(option, 1, 0), ETHERNET_BYTES_S)
-    rate = max_rate_rps(one, wish.workload, wish.slo)
-    if rate <= 0:
-        return None
-    count = math.ceil(wish.workload.rate_rps / rate - 1e-9)
-    return Choice(option, max(1, count), 0) if count <= len(option.groups) else None
-
-
-def _split(wish: DeploymentWish, option: Option) -> Choice | None:
-    """Rate matching: add prefill engines until TTFT holds, decode engines until ITL and capacity hold."""
-    available = len(option.groups)
-    work = wish.workload
-    num_prefill, num_decode = 1, 1
-    while num_prefill + num_decode <= available:
-        choice = Choice(option, num_prefill, num_decode)
-        layout = layout_of(
-            wish, choice, transfer_bytes_s(option.groups[: num_prefill + num_decode])
-        )
-        served = serve(layout, work, work.rate_rps)
-        if meets(served, wish.slo):
-            return choice
-        is_late = wish.slo.ttft_ms is not None and served.ttft_p99_s * 1e3 > wish.slo.ttft_ms
-        is_slow = wish.slo.itl_ms is not None and served.itl_p99_s * 1e3 > wish.slo.itl_ms
-        if served.limit == "kv cache" or (is_slow and served.limit != "prefill"):
-            num_decode += 1
-        elif served.limit == "transfer":
-            num_prefill, num_decode = num_prefill + 1, num_decode + 1
-        elif served.limit == "prefill" or is_late:
-            num_prefill += 1
-        else:
-            return None
-    return None
-
-
-def _refuse_goals(wish: DeploymentWish, options: Sequence[Option]) -> PlanError:
-    """Name what binds: the rate, or the goal that no size reaches at any rate."""
-    work, slo = wish.workload, wish.slo
-    reach = {option: layout_of(wish, Choice(option, 1, 0), ETHERNET_BYTES_S) for option in options}
-    rates = {o: max_rate_rps(layout, work, slo) for o, layout in reach.items()}
-    able = {o: rate for o, rate in rates.items() if rate > 0}
-    apart = {o: _best_split_rps(wish, o) for o in options}
-    best_apart = max(apart, key=lambda o: apart[o])
-    if apart[best_apart] > max((r * len(o.groups) for o, r in able.items()), default=0.0):
-        count = len(best_apart.groups)
-        return PlanError(
-            f"deployment {wish.name}: {work.rate_rps:g} req/s is more than the free GPUs serve within the goals: "
-            f"at most {apart[best_apart]:.3g} req/s with {count} × {best_apart.name}, prefill and decode apart",
-            f"about {math.ceil(work.rate_rps / apart[best_apart] * count) * best_apart.tp} such GPUs would do, "
-            "or lower workload.rate_rps, or loosen slo",
-        )
-    if able:
-        best = max(able, key=lambda o: able[o] * len(o.groups))
-        total = able[best] * len(best.groups)
-        wanted = math.ceil(work.rate_rps / able[best]) * best.tp
-        return PlanError(
-            f"deployment {wish.name}: {work.rate_rps:g} req/s is more than the free GPUs serve within the goals: "
-            f"at most {total:.3g} req/s with {len(best.groups)} × {best.name}",
-            f"about {wanted} such GPUs would do, or lower workload.rate_rps, or loosen slo",
-        )
-    idle = {o: serve(layout, work, 1e-3) for o, layout in reach.items()}
-    ttft = min(s.ttft_p99_s for s in idle.values()) * 1e3
-    itl = min(s.itl_p99_s for s in idle.values()) * 1e3
-    if slo.ttft_ms is not None and ttft > slo.ttft_ms:
-        return PlanError(
-            f"deployment {wish.name}: slo.ttft_ms {slo.ttft_ms:g} is infeasible: the best reachable TTFT is "
-            f"{ttft:.3g} ms for {work.isl_tokens} prompt tokens",
-            "loosen slo.ttft_ms, shorten prompts, or use faster GPUs",
-        )
-    return PlanError(
-        f"deployment {wish.name}: slo.itl_ms {slo.itl_ms or 0:g} is infeasible: the best reachable ITL is {itl:.3g} ms",
-        "loosen slo.itl_ms, or use GPUs with more memory bandwidth",
-    )
-
-
-def _best_split_rps(wish: DeploymentWish, option: Option) -> float:
-    """The highest rate any division of all groups into prefill and decode serves within the goals."""
-    count = min(len(option.groups), 32)
-    speed = transfer_bytes_s(option.groups[:count])
-    return max(
-        (
-            max_rate_rps(
-                layout_of(wish, Choice(option, p, count - p), speed), wish.workload, wish.slo
-            )
-            for p in range(1, count)
-        ),
-        default=0.0,
-    )
 
 
 def max_model_len(

@@ -6,14 +6,25 @@ Pure: an Allocation lives inside one planning run.
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from dynctl.core.hardware import Gpu, GpuState, Host
 from dynctl.core.inventory import HostEntry
 from dynctl.core.plan import PlannedGpu, Replica, Role
 from dynctl.errors import PlanError
-from dynctl.planner.grouping import group_score, link_rank, near_of, num_nvlinks, tp_groups
+from dynctl.planner.grouping import (
+    Near,
+    group_score,
+    link_rank,
+    near_of,
+    num_nvlinks,
+    tp_groups,
+)
+
+_groups_of = lru_cache(maxsize=4096)(tp_groups)
+"""Hosts of one make are cut alike."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -30,6 +41,12 @@ class Group:
 
     host: Host
     positions: tuple[int, ...]
+    quality: tuple[int, int] = field(init=False, compare=False, repr=False)
+    """Whether it is whole on NVLink, and the rank of its worst pair."""
+
+    def __post_init__(self) -> None:
+        score = group_score(self.host.gpu_links, Near(), self.positions)
+        object.__setattr__(self, "quality", (score[0], score[4]))
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -104,6 +121,7 @@ class Allocation:
         self._relays: dict[str, int] = {}
         self._port_base, self._port_count = port_base, port_count
         self._cache: dict[tuple[str, GpuKind, int], tuple[Group, ...]] = {}
+        self._num_free = {host.name: len(self._free(host)) for host in self.hosts}
 
     def kinds(self, hosts: Sequence[Host]) -> tuple[GpuKind, ...]:
         """Kinds of which a GPU is still to be had, the largest memory first."""
@@ -112,7 +130,7 @@ class Allocation:
 
     def num_free(self, hosts: Sequence[Host]) -> int:
         """How many GPUs are still to be had."""
-        return sum(len(self._free(host)) for host in hosts)
+        return sum(self._num_free[host.name] for host in hosts)
 
     def _free(self, host: Host) -> list[Gpu]:
         return [
@@ -135,42 +153,70 @@ class Allocation:
             links = tuple(tuple(host.gpu_links[a][b] for b in members) for a in members)
             self._cache[key] = tuple(
                 Group(host, tuple(members[i] for i in group))
-                for group in tp_groups(links, near_of(host, members), size)
+                for group in _groups_of(links, near_of(host, members), size)
             )
         return self._cache[key]
 
     def all_groups(self, hosts: Sequence[Host], kind: GpuKind, size: int) -> list[Group]:
         """Groups of all hosts, best linked first."""
         found = [group for host in hosts for group in self.groups(host, kind, size)]
-        return sorted(found, key=lambda group: (-_quality(group)[0], -_quality(group)[1]))
+        return sorted(found, key=lambda group: (-group.quality[0], -group.quality[1]))
 
     def take_group(
-        self, hosts: Sequence[Host], kind: GpuKind, size: int, deployment: str, role: Role
+        self,
+        groups: Sequence[Group],
+        deployment: str,
+        role: Role,
+        admits: Callable[[Group], bool] | None = None,
     ) -> Group | None:
-        """Take the best group for one more replica: spread over hosts, beside its counterpart role, well linked."""
+        """Take the best of some groups for one more replica; None when none is free any more.
+
+        Spread over hosts, whole on NVLink, beside its counterpart role, well linked, on the emptiest host.
+        """
         best: tuple[tuple[object, ...], Group] | None = None
-        for host in hosts:
-            groups = self.groups(host, kind, size)
-            if not groups:
+        seen: set[str] = set()
+        for group in groups:
+            name = group.host.name
+            if name in seen or not self._is_free(group) or (admits and not admits(group)):
                 continue
-            whole, total = _quality(groups[0])
+            seen.add(name)  # the first of a host is its best
+            whole, total = group.quality
             key = (
-                self._count(host, deployment, role),
-                -int(whole or size == 1),
-                -min(1, self._counterparts(host, deployment, role)),
+                self._count(group.host, deployment, role),
+                -int(whole or len(group.positions) == 1),
+                -min(1, self._counterparts(group.host, deployment, role)),
                 -total,
-                -len(self._free(host)),
-                natural(host.name),
+                -self._num_free[name],
+                natural(name),
             )
             if best is None or key < best[0]:
-                best = key, groups[0]
+                best = key, group
         if best is None:
             return None
-        group = best[1]
-        self._taken[group.host.name].update(group.positions)
-        self._cache = {k: v for k, v in self._cache.items() if k[0] != group.host.name}
+        self._take(best[1], deployment, role)
+        return best[1]
+
+    def _take(self, group: Group, deployment: str, role: Role) -> None:
+        name = group.host.name
+        self._taken[name].update(group.positions)
+        self._num_free[name] -= len(group.positions)
+        for key in [key for key in self._cache if key[0] == name]:
+            del self._cache[key]
         self._note(group.host, deployment, role)
-        return group
+
+    def give_back(self, groups: Iterable[Group], deployment: str, role: Role) -> None:
+        """Undo takes of a layout that did not come together."""
+        for group in groups:
+            name = group.host.name
+            self._taken[name].difference_update(group.positions)
+            self._num_free[name] += len(group.positions)
+            for key in [key for key in self._cache if key[0] == name]:
+                del self._cache[key]
+            self._engines[name] -= 1
+            self._roles[name][deployment, role] -= 1
+
+    def _is_free(self, group: Group) -> bool:
+        return self._taken[group.host.name].isdisjoint(group.positions)
 
     def take_slot(
         self, hosts: Sequence[Host], deployment: str, role: Role, *, must_have_slot: bool
@@ -238,11 +284,6 @@ class Allocation:
             )
         self._ports[space] = used + count
         return self._port_base + used
-
-
-def _quality(group: Group) -> tuple[int, int]:
-    score = group_score(group.host.gpu_links, near_of(group.host), group.positions)
-    return score[0], score[4]
 
 
 def near_nics(group: Group) -> tuple[str, ...]:

@@ -89,6 +89,9 @@ def _deployment(planned: PlannedDeployment) -> Iterator[str]:
         yield f"      ttft_ms: {_figure(planned.estimate.ttft_ms)}"
         yield f"      itl_ms: {_figure(planned.estimate.itl_ms)}"
         yield f"      out_tokens_s: {_figure(planned.estimate.out_tokens_s)}  # at most"
+        if planned.estimate.goodput_rps is not None:
+            goodput = _figure(planned.estimate.goodput_rps)
+            yield f"      goodput_rps: {goodput}  # within the goals, of those wished"
     yield "    pools:" if planned.pools else "    pools: []"
     for pool in planned.pools:
         yield from _pool(pool)
@@ -228,11 +231,12 @@ def _read_sourced(reader: Reader, node: object) -> Sourced | None:
 def _read_estimate(reader: Reader, node: object) -> Estimate | None:
     if node is None:
         return None
-    at = reader.mapping(node, "ttft_ms itl_ms out_tokens_s")
+    at = reader.mapping(node, "ttft_ms itl_ms out_tokens_s", "goodput_rps")
     ttft, itl, rate = (
         _read_figure(reader, at.node(key)) for key in ("ttft_ms", "itl_ms", "out_tokens_s")
     )
-    return Estimate(ttft, itl, rate)
+    goodput = at.node("goodput_rps")
+    return Estimate(ttft, itl, rate, None if goodput is None else _read_figure(reader, goodput))
 
 
 def _read_figure(reader: Reader, node: object) -> Figure:

@@ -1,21 +1,33 @@
-"""What a layout is and what to expect of it: the verdict, the estimate, and whether the goals hold.
+"""What a layout is and what to expect of it: the verdict, its gain, the estimate, and whether the goals hold.
 
-Not here: choosing a layout (`options`, `search`).
+Not here: choosing a layout (`choosing`), the long story (`why`).
 Pure.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
-from dynctl.core.plan import Estimate, MemorySheet, Pool, Role
-from dynctl.core.units import format_seconds
-from dynctl.core.workload import Slo
-from dynctl.planner.estimate import DeclaredPace, Layout, Pace, Side, estimate, max_rate_rps, serve
+from dynctl.core.plan import Estimate, Figure, Pool, Role
+from dynctl.core.units import format_bytes, format_seconds
+from dynctl.core.workload import Slo, Workload
+from dynctl.planner.choosing import Trail
+from dynctl.planner.estimate import (
+    DeclaredPace,
+    Layout,
+    Pace,
+    Side,
+    estimate,
+    max_rate_rps,
+    meets,
+    serve,
+)
+from dynctl.planner.layouts import Choice
 from dynctl.planner.options import max_sequences, pace_on
 from dynctl.planner.peaks import find_spec
 from dynctl.planner.placement import Group, kind_of
-from dynctl.planner.transfer import transfer_bytes_s
+from dynctl.planner.transfer import Fabric
 from dynctl.sim.scheduler import StepCosts
 
 SIM_TRANSFER_BYTES_S = 1e9
@@ -54,38 +66,191 @@ def judge(pools: Sequence[Pool]) -> str:
     return f"replicas with KV routing: {num} aggregated engines, each request to the one that holds its prefix"
 
 
+def why_chosen(wish: DeploymentWish, trail: Trail, fabric: Fabric) -> list[str]:
+    """The reasons for a chosen layout that stand in the plan."""
+    chosen = trail.chosen
+    assert chosen is not None
+    reasons = []
+    if chosen.is_split:
+        why = "aggregated engines do not reach the goals"
+        if trail.together is not None:
+            why = (
+                f"aggregated engines would need {trail.together.num_gpus} GPUs for the same goals, "
+                f"{chosen.num_gpus} do"
+            )
+        reasons.append(f"prefill and decode apart: {why}")
+        reasons += _about_links(wish, chosen, fabric)
+    else:
+        reasons.append(
+            f"{chosen.name}: the fewest GPUs that fit the model and serve {wish.workload.rate_rps:g} req/s"
+        )
+        reasons.append(_why_together(trail))
+        reasons += _about_routing(wish, chosen)
+    if trail.gain is not None:
+        reasons.append(
+            f"gain of prefill/decode over aggregated engines on as many GPUs: {_times(trail.gain)} requests "
+            f"per second within the goals ({trail.gain.source})"
+        )
+    return reasons
+
+
+def _times(gain: Figure) -> str:
+    return f"{gain.expected:g}× ({gain.low:g}× to {gain.high:g}×)"
+
+
+def _why_together(trail: Trail) -> str:
+    chosen, apart = trail.chosen, trail.apart
+    assert chosen is not None
+    if apart is None:
+        if not trail.can_split:
+            return "do not disaggregate: prefill/decode needs two engines, the GPUs hold one"
+        return "do not disaggregate: prefill/decode does not reach the goals on these GPUs"
+    text = f"do not disaggregate: prefill/decode would need {apart.num_gpus} GPUs, aggregated {chosen.num_gpus}"
+    if apart.num_gpus < chosen.num_gpus:
+        text += "; the gain is within the error of the estimate"
+    return text
+
+
+def _about_links(wish: DeploymentWish, chosen: Choice, fabric: Fabric) -> list[str]:
+    """What moving KV costs, and whether anybody measured it."""
+    speed, pace = chosen.speed, chosen.parts[0].option.pace
+    if speed is None or pace is None:
+        return []
+    num_bytes = wish.workload.isl_tokens * pace.kv_bytes_per_token
+    found = [
+        (
+            f"KV of a prompt is {format_bytes(num_bytes)} and moves at {speed.bytes_s / 1e9:.3g} GB/s "
+            f"({speed.how}): about {format_seconds(num_bytes / speed.bytes_s)}"
+        )
+    ]
+    if chosen.where == "over hosts" and not speed.is_measured:
+        found.append(
+            "the links between the hosts were not measured: dynctl linktest makes this surer"
+            if not fabric.has_measurements
+            else "some links between the hosts were not measured"
+        )
+    return found
+
+
+def _about_routing(wish: DeploymentWish, chosen: Choice) -> list[str]:
+    """What sending a request to the engine that holds its prefix is worth."""
+    num = sum(part.count for part in chosen.parts)
+    shared = wish.workload.shared_prefix_ratio
+    if num < 2:
+        return []
+    if shared <= 0:
+        return [
+            "KV routing gains nothing without shared prefixes: workload.shared_prefix_ratio is 0"
+        ]
+    gain = routing_gain(chosen, wish.workload, wish.slo, num)
+    return [
+        f"gain of KV routing over routing by load: {_times(gain)} requests per second within the goals ({gain.source})"
+    ]
+
+
+def routing_gain(chosen: Choice, work: Workload, slo: Slo, num: int) -> Figure:
+    """KV routing over load balancing: at worst every engine soon holds every prefix, at best each is computed by all."""
+    option = chosen.parts[0].option
+    assert option.pace is not None
+    rates = []
+    for ratio in (work.shared_prefix_ratio, work.shared_prefix_ratio / num):
+        side = Side(option.pace, 1, option.memory.kv_capacity_tokens and 256.0)
+        rates.append(max_rate_rps(Layout(side), replace(work, shared_prefix_ratio=ratio), slo))
+    high = rates[0] / rates[1] if rates[1] > 0 else 1.0
+    high = max(1.0, round(high, 2))
+    return Figure(1.0, round((1 + high) / 2, 2), high, "modelled, by how many prefixes there are")
+
+
 def price(
     wish: DeploymentWish,
     model: Model | None,
     pools: Sequence[Pool],
     groups: Mapping[Role, Sequence[Group]],
+    fabric: Fabric,
 ) -> tuple[Estimate | None, list[str]]:
     """Estimate a placed deployment; None with the reason when nothing can be said."""
-    engine = wish.engine
-    if engine.kind == "sim":
-        declared = declared_pace(dict(engine.args))
-        if declared is None:
-            return None, ["not estimated: a speed flag of the simulated engine is no number"]
-        layout = _layout(
-            wish, pools, dict.fromkeys((p.role for p in pools), declared), SIM_TRANSFER_BYTES_S
-        )
-        return _judged(wish, layout, "declared: the simulated engine's flags")
+    if wish.engine.kind == "sim":
+        return _price_simulated(wish, pools)
     if not groups or model is None:
         return None, [_why_not(wish, model)]
-    if any(len({p.parallelism for p in pools if p.role is role}) > 1 for role in groups):
-        return None, ["not estimated: pools of one role differ in size"]
-    paces: dict[Role, Pace] = {}
+    classes = []
     for role, taken in groups.items():
-        pool = next(p for p in pools if p.role is role)
-        slowest = min((kind_of(g.gpus[0]) for g in taken), key=lambda k: _speed(k.name))
-        pace = pace_on(model, slowest, pool.parallelism, taken)
-        if pace is None:
-            return None, [f"not estimated: no figures for {slowest.name}"]
-        paces[role] = pace
+        for pool, mine in _by_pool(role, pools, taken):
+            pace = pace_on(model, kind_of(mine[0].gpus[0]), pool.parallelism, mine)
+            if pace is None:
+                return None, [f"not estimated: no figures for {mine[0].gpus[0].name}"]
+            bound = max_sequences(wish, pool.memory)
+            classes.append(_Class(role, Side(pace, len(mine), bound)))
     everyone = [group for taken in groups.values() for group in taken]
     names = sorted({spec.name for g in everyone if (spec := find_spec(g.gpus[0].name))})
-    layout = _layout(wish, pools, paces, transfer_bytes_s(everyone))
-    return _judged(wish, layout, f"modelled: roofline on {', '.join(names)}, not calibrated")
+    source = f"modelled: roofline on {', '.join(names)}, not calibrated"
+    if Role.PREFILL not in groups:
+        return _judged(wish, [Layout(c.side) for c in classes], source)
+    speed = fabric.worst(groups[Role.PREFILL], groups.get(Role.DECODE, ()))
+    layout = Layout(
+        _slowest(wish, [c.side for c in classes if c.role is Role.PREFILL]),
+        _slowest(wish, [c.side for c in classes if c.role is Role.DECODE]),
+        speed.bytes_s,
+    )
+    return _judged(wish, [layout], source)
+
+
+@dataclass(frozen=True, slots=True)
+class _Class:
+    """Engines that are alike."""
+
+    role: Role
+    side: Side
+
+
+def _by_pool(
+    role: Role, pools: Sequence[Pool], groups: Sequence[Group]
+) -> list[tuple[Pool, list[Group]]]:
+    """A role's groups by the pool and GPU kind they belong to; they come in the pools' order."""
+    found: list[tuple[Pool, list[Group]]] = []
+    at = 0
+    for pool in pools:
+        if pool.role is not role:
+            continue
+        mine = groups[at : at + len(pool.replicas)]
+        at += len(pool.replicas)
+        found += [
+            (pool, [g for g in mine if kind_of(g.gpus[0]) == kind])
+            for kind in sorted({kind_of(g.gpus[0]) for g in mine})
+        ]
+    return found
+
+
+def _slowest(wish: DeploymentWish, sides: Sequence[Side]) -> Side:
+    """Unlike engines of one role, all taken to be as slow as the slowest."""
+    work = wish.workload
+    pace = max(
+        (side.engine for side in sides),
+        key=lambda p: (
+            p.prefill_s(work.isl_tokens) + work.osl_tokens * p.decode_s(8, work.isl_tokens)
+        ),
+    )
+    return Side(pace, sum(s.replicas for s in sides), min(s.max_sequences for s in sides))
+
+
+def _price_simulated(
+    wish: DeploymentWish, pools: Sequence[Pool]
+) -> tuple[Estimate | None, list[str]]:
+    declared = declared_pace(dict(wish.engine.args))
+    if declared is None:
+        return None, ["not estimated: a speed flag of the simulated engine is no number"]
+    bound = max_sequences(wish, None)
+
+    def side(role: Role, pace: Pace) -> Side:
+        return Side(pace, sum(len(p.replicas) for p in pools if p.role is role), bound)
+
+    if any(pool.role is Role.PREFILL for pool in pools):
+        layout = Layout(
+            side(Role.PREFILL, declared), side(Role.DECODE, declared), SIM_TRANSFER_BYTES_S
+        )
+    else:
+        layout = Layout(side(Role.AGGREGATED, declared))
+    return _judged(wish, [layout], "declared: the simulated engine's flags")
 
 
 def _why_not(wish: DeploymentWish, model: Model | None) -> str:
@@ -96,46 +261,91 @@ def _why_not(wish: DeploymentWish, model: Model | None) -> str:
     return "not estimated: no figures for CPUs; measure with dynctl bench run"
 
 
-def _speed(gpu_name: str) -> float:
-    spec = find_spec(gpu_name)
-    return spec.memory_bytes_s if spec else 0.0
+def _judged(
+    wish: DeploymentWish, layouts: Sequence[Layout], source: str
+) -> tuple[Estimate | None, list[str]]:
+    """The estimate with a sentence on each goal; none for a layout that the rate overloads.
 
-
-def _layout(
-    wish: DeploymentWish, pools: Sequence[Pool], paces: Mapping[Role, Pace], transfer: float
-) -> Layout:
-    def side(role: Role) -> Side:
-        mine = [pool for pool in pools if pool.role is role]
-        sheets: list[MemorySheet] = [pool.memory for pool in mine if pool.memory is not None]
-        smallest = min(sheets, key=lambda s: s.kv_capacity_tokens, default=None)
-        count = sum(len(pool.replicas) for pool in mine)
-        return Side(paces[role], count, max_sequences(wish, smallest))
-
-    if Role.PREFILL in paces:
-        return Layout(side(Role.PREFILL), side(Role.DECODE), transfer)
-    return Layout(side(Role.AGGREGATED))
-
-
-def _judged(wish: DeploymentWish, layout: Layout, source: str) -> tuple[Estimate | None, list[str]]:
-    """The estimate with a sentence on each goal; none for a layout that the rate overloads."""
+    Several layouts share the rate by what each bears, as a router does that learns their speed.
+    """
     work, slo = wish.workload, wish.slo
-    served = serve(layout, work, work.rate_rps)
-    reasons = []
-    if not served.is_stable:
+    bears = [max_rate_rps(layout, work, Slo()) for layout in layouts]
+    total = sum(bears)
+    works = [
+        replace(work, rate_rps=work.rate_rps * (most / total if total else 1 / len(layouts)))
+        for most in bears
+    ]
+    served = [serve(layout, w, w.rate_rps) for layout, w in zip(layouts, works, strict=True)]
+    unstable = next((s for s in served if not s.is_stable), None)
+    if unstable is not None:
         what = {
             "prefill": "prompts queue without end",
             "transfer": "KV transfers queue without end",
         }
-        why = what.get(served.limit, "sequences do not fit the KV cache")
-        most = max_rate_rps(layout, work, Slo())
-        return None, [f"overloaded at {work.rate_rps:g} req/s: {why}; it bears {most:.3g} req/s"]
+        why = what.get(unstable.limit, "sequences do not fit the KV cache")
+        return None, [f"overloaded at {work.rate_rps:g} req/s: {why}; it bears {total:.3g} req/s"]
+    reasons = []
     for key, goal, reached in (
-        ("ttft_ms", slo.ttft_ms, served.ttft_p99_s * 1e3),
-        ("itl_ms", slo.itl_ms, served.itl_p99_s * 1e3),
+        ("ttft_ms", slo.ttft_ms, max(s.ttft_p99_s for s in served) * 1e3),
+        ("itl_ms", slo.itl_ms, max(s.itl_p99_s for s in served) * 1e3),
     ):
         if goal is not None:
             verb = "holds" if reached <= goal else "is missed"
             reasons.append(
                 f"slo.{key} {goal:g} {verb} at {work.rate_rps:g} req/s: p99 of {format_seconds(reached / 1e3)} expected"
             )
-    return estimate(layout, work, source), reasons
+    figures = [estimate(layout, w, source) for layout, w in zip(layouts, works, strict=True)]
+    within = (
+        sum(max_rate_rps(layout, work, slo) for layout in layouts)
+        if all(meets(s, slo) for s in served)
+        else min(work.rate_rps, sum(max_rate_rps(layout, work, slo) for layout in layouts))
+    )
+    reasons.append(f"bears {within:.3g} req/s within the goals")
+    return _with_goodput(_together(figures, works), work.rate_rps, within), reasons
+
+
+def _together(figures: Sequence[Estimate], works: Sequence[Workload]) -> Estimate:
+    """One estimate of several kinds of engines: latencies by their share of requests, throughput summed."""
+    if len(figures) == 1:
+        return figures[0]
+    total = sum(work.rate_rps for work in works)
+    shares = [work.rate_rps / total for work in works]
+
+    def mean(values: Sequence[Figure]) -> Figure:
+        parts = [
+            _round(sum(share * getattr(f, name) for share, f in zip(shares, values, strict=True)))
+            for name in ("low", "expected", "high")
+        ]
+        return Figure(parts[0], parts[1], parts[2], values[0].source)
+
+    sums = [
+        _round(sum(getattr(f.out_tokens_s, name) for f in figures))
+        for name in ("low", "expected", "high")
+    ]
+    return replace(
+        figures[0],
+        ttft_ms=mean([f.ttft_ms for f in figures]),
+        itl_ms=mean([f.itl_ms for f in figures]),
+        out_tokens_s=Figure(sums[0], sums[1], sums[2], figures[0].out_tokens_s.source),
+    )
+
+
+def _with_goodput(found: Estimate, wanted_rps: float, within_rps: float) -> Estimate:
+    """Add the requests per second that are served within the goals, of those that are wished."""
+    most = found.out_tokens_s
+    low, high = (
+        (most.low / most.expected, most.high / most.expected) if most.expected else (1.0, 1.0)
+    )
+    return replace(
+        found,
+        goodput_rps=Figure(
+            _round(min(wanted_rps, within_rps * low)),
+            _round(min(wanted_rps, within_rps)),
+            _round(min(wanted_rps, within_rps * high)),
+            most.source,
+        ),
+    )
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.3g}")

@@ -45,7 +45,7 @@ def test_a_model_that_does_not_fit_names_the_smallest_shortfall(build):
 
     error = refused(build.cluster(hosts, build.wish("llama-70b")))
 
-    assert "tp 2 on NVIDIA A100-SXM4-40GB needs" in error.message
+    assert "tp2 on NVIDIA A100-SXM4-40GB needs" in error.message
     assert "short" in error.message
     assert "2 GPUs of 80 GiB in one host would do" in error.hint
 
@@ -99,7 +99,7 @@ def test_explicit_pools_are_refused_with_what_binds(build):
 
     assert "give 3 such groups" in asking((Role.AGGREGATED, 4, 4))
     assert "the largest has 8 GPUs" in asking((Role.AGGREGATED, 1, 16))
-    assert "tp 1 on NVIDIA H100" in asking((Role.AGGREGATED, 1, 1))
+    assert "tp1 on NVIDIA H100" in asking((Role.AGGREGATED, 1, 1))
     assert "tp 3 does not divide the 64 attention heads" in asking((Role.AGGREGATED, 1, 3))
     assert "without a decode pool" in asking((Role.PREFILL, 1, 4))
     assert "cannot be mixed" in asking((Role.PREFILL, 1, 4), (Role.DECODE, 1, 4), (Role.AGGREGATED, 1, 4))  # fmt: skip

@@ -1,0 +1,328 @@
+"""Which layout a deployment gets, and why not another one; or what binds when none serves it.
+
+The fewest GPUs that serve the wished rate within the goals win. Prefill and decode go apart only where that needs fewer
+GPUs and gains more than the estimate's error.
+Not here: enumerating and pricing (`layouts`), taking GPUs (`search`).
+Pure.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dynctl.core.inventory import DeploymentWish
+from dynctl.core.model import Model
+from dynctl.core.plan import Figure
+from dynctl.errors import PlanError
+from dynctl.planner.estimate import serve
+from dynctl.planner.layouts import Choice, Pricer, aggregated, cells, mixed, pairs, split
+from dynctl.planner.options import Misfit, Option
+
+GAIN_ERROR_DENSE = 0.15
+GAIN_ERROR_MOE = 0.25
+"""How far a ratio of two layouts' rates on the same GPUs is off: smaller than either rate's own error, which both share.
+Hand-set from the errors of throughput on public points (7 to 13 % dense, 21 % MoE)."""
+ROOMY = 8
+"""Times the typical request an engine should hold in its cache: lengths vary, and prefixes want to stay."""
+GAIN_ERROR_UNMEASURED = 0.1
+"""What a link that was never measured adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """One layout that was looked at."""
+
+    name: str
+    num_gpus: int
+    ttft_p99_ms: float | None
+    itl_p99_ms: float | None
+    rate_rps: float
+    """The highest rate within the goals; 0: none."""
+    outcome: str
+    """`chosen`, or why not."""
+
+
+@dataclass(slots=True)
+class Trail:
+    """How a deployment's layout was found, for `--why`."""
+
+    considered: list[Considered] = field(default_factory=list)
+    misfits: list[Misfit] = field(default_factory=list)
+    together: Choice | None = None
+    apart: Choice | None = None
+    chosen: Choice | None = None
+    gain: Figure | None = None
+    """Requests per second on the chosen GPUs, prefill/decode over aggregated."""
+    can_split: bool = False
+    """Whether the GPUs hold two engines at all."""
+    is_cut_short: bool = False
+
+
+def choose(pricer: Pricer, model: Model, options: Sequence[Option], trail: Trail) -> list[Choice]:
+    """The layouts worth taking, the best first.
+
+    Raises:
+        PlanError: when none serves the rate within the goals; names what binds and the best that can be had.
+    """
+    priced = [option for option in options if option.pace is not None]
+    rates = [(o, pricer.max_rate_rps(pricer.alone(o, 1))) for o in priced]
+    together = [c for o, rate in rates if (c := aggregated(pricer, o, rate)) is not None]
+    if not together and (several := mixed(pricer, rates)) is not None:
+        together.append(several)
+    together.sort(key=lambda c: _preference(c, model, pricer.wish))
+    fewest = together[0].num_gpus if together else None
+    apart = _splits(pricer, model, priced, fewest)
+    trail.together = together[0] if together else None
+    trail.apart = apart[0] if apart else None
+    trail.can_split = any(len(o.groups) > 1 for o in priced) or len({o.kind for o in priced}) > 1
+    trail.is_cut_short = pricer.is_spent
+    _note(trail, pricer, rates, together, apart)
+    if not together and not apart:
+        raise _refusal(pricer, model, rates)
+    per_gpu = max((rate / o.size for o, rate in rates), default=0.0)
+    trail.gain = _gain(trail.apart, per_gpu, model)
+    if apart and (
+        not together
+        or (trail.gain is not None and trail.gain.low > 1 and apart[0].num_gpus < (fewest or 0))
+    ):
+        return [*apart, *together]
+    return [*together, *apart]
+
+
+def _splits(
+    pricer: Pricer, model: Model, options: Sequence[Option], fewest: int | None
+) -> list[Choice]:
+    """Prefill/decode layouts. Those that take far more GPUs than aggregated engines do are not followed to their end."""
+    found: list[Choice] = []
+    ceiling = 10**9 if fewest is None else fewest * 2 + 16
+    # Where two engines take as many GPUs as aggregated ones do in all, unlike pairs cannot win either.
+    smallest = min((option.size for option in options), default=1)
+    only_equal = fewest is not None and fewest <= 2 * smallest
+    for p, d in pairs(options, model):
+        if only_equal and p is not d:
+            continue
+        for cell in cells(pricer, p, d):
+            if pricer.is_spent:
+                break
+            best = min((c.num_gpus for c in found), default=ceiling)
+            choice = split(pricer, p, d, cell, min(best, ceiling))
+            if choice is not None:
+                found.append(choice)
+    return sorted(found, key=lambda c: _preference(c, model, pricer.wish))
+
+
+def _preference(choice: Choice, model: Model, wish: DeploymentWish) -> tuple[object, ...]:
+    """Fewest GPUs; then room for long contexts, engines that are alike, early first tokens."""
+    kinds = [part.option.kind for part in choice.parts]
+    work = wish.workload
+    roomy = min(model.max_len_tokens, ROOMY * (work.isl_tokens + work.osl_tokens))
+    return (
+        choice.num_gpus,
+        any(part.option.memory.kv_capacity_tokens < roomy for part in choice.parts),
+        len({id(part.option) for part in choice.parts}),
+        round(choice.served.ttft_p99_s, 4),
+        len(set(kinds)),
+        kinds,
+        choice.name,
+    )
+
+
+def _gain(apart: Choice | None, together_rps_per_gpu: float, model: Model) -> Figure | None:
+    """Prefill/decode over aggregated engines on as many GPUs; None where one of them serves nothing."""
+    if apart is None or together_rps_per_gpu <= 0:
+        return None
+    expected = apart.rate_rps / (together_rps_per_gpu * apart.num_gpus)
+    error = GAIN_ERROR_MOE if model.num_experts else GAIN_ERROR_DENSE
+    is_measured = apart.speed is not None and apart.speed.is_measured
+    error += 0.0 if is_measured else GAIN_ERROR_UNMEASURED
+    link = "measured link" if is_measured else "link not measured"
+    return Figure(
+        round(expected / (1 + error), 2),
+        round(expected, 2),
+        round(expected * (1 + error), 2),
+        f"modelled, ± {error:.0%}, {link}",
+    )
+
+
+def _note(
+    trail: Trail,
+    pricer: Pricer,
+    rates: Sequence[tuple[Option, float]],
+    together: Sequence[Choice],
+    apart: Sequence[Choice],
+) -> None:
+    """Write down every layout that was priced, with what speaks against it."""
+    slo, wanted = pricer.wish.slo, pricer.wish.workload.rate_rps
+    served = {id(c.parts[0].option) for c in together if len(c.parts) == 1}
+    for option, rate in rates:
+        if id(option) in served:
+            continue
+        idle = serve(pricer.alone(option, 1), pricer.wish.workload, 1e-3)
+        if rate > 0:
+            why = f"{len(option.groups)} engines bear {rate * len(option.groups):.3g} of {wanted:g} req/s"
+        elif slo.ttft_ms is not None and idle.ttft_p99_s * 1e3 > slo.ttft_ms:
+            why = f"misses slo.ttft_ms even idle ({idle.ttft_p99_s * 1e3:.3g} ms)"
+        else:
+            why = f"misses slo.itl_ms: {idle.itl_p99_s * 1e3:.3g} ms while a prompt is computed"
+        trail.considered.append(
+            Considered(
+                f"aggregated {option.name}",
+                option.size,
+                idle.ttft_p99_s * 1e3,
+                idle.itl_p99_s * 1e3,
+                rate,
+                why,
+            )
+        )
+    for choice in (*together, *apart):
+        trail.considered.append(
+            Considered(
+                f"{'' if choice.is_split else 'aggregated '}{choice.name}"
+                f"{f' {choice.where}' if choice.where else ''}",
+                choice.num_gpus,
+                choice.served.ttft_p99_s * 1e3,
+                choice.served.itl_p99_s * 1e3,
+                choice.rate_rps,
+                "",
+            )
+        )
+
+
+def settle(trail: Trail, chosen: Choice) -> None:
+    """Say of every layout that serves the goals how it compares with the chosen one."""
+    trail.chosen = chosen
+    name = f"{'' if chosen.is_split else 'aggregated '}{chosen.name}"
+    done = []
+    for each in trail.considered:
+        if each.outcome:
+            done.append(each)
+            continue
+        if each.name.startswith(name) and each.num_gpus == chosen.num_gpus:
+            outcome = "chosen" if not any(c.outcome == "chosen" for c in done) else "same"
+        elif each.num_gpus > chosen.num_gpus:
+            outcome = f"needs {each.num_gpus - chosen.num_gpus} GPUs more"
+        elif each.num_gpus < chosen.num_gpus:
+            outcome = "fewer GPUs, but the gain is within the error of the estimate"
+        elif (each.ttft_p99_ms or 0) > chosen.served.ttft_p99_s * 1e3 * 1.001:
+            outcome = "as many GPUs, later first tokens"
+        else:
+            outcome = "as many GPUs, no clear gain"
+        done.append(
+            Considered(
+                each.name, each.num_gpus, each.ttft_p99_ms, each.itl_p99_ms, each.rate_rps, outcome
+            )
+        )
+    trail.considered = done
+
+
+def _refusal(pricer: Pricer, model: Model, rates: Sequence[tuple[Option, float]]) -> PlanError:
+    """Name what binds: the rate, or the goal that no size reaches at any rate."""
+    wish = pricer.wish
+    best: dict[object, float] = {}
+    for option, rate in rates:
+        best[option.kind] = max(best.get(option.kind, 0.0), rate * len(option.groups))
+    together = sum(best.values())
+    apart, num_apart, name = _most_apart(pricer, [o for o, _ in rates])
+    if max(together, apart) > 0:
+        return _too_much(wish, rates, together, apart, num_apart, name)
+    return _out_of_reach(pricer, model, [o for o, _ in rates])
+
+
+def _too_much(
+    wish: DeploymentWish,
+    rates: Sequence[tuple[Option, float]],
+    together: float,
+    apart: float,
+    num_apart: int,
+    name: str,
+) -> PlanError:
+    wanted = wish.workload.rate_rps
+    if apart > together:
+        most, gpus, what = apart, num_apart, f"{name}, prefill and decode apart"
+    else:
+        able = [(o, rate) for o, rate in rates if rate > 0]
+        option, rate = max(able, key=lambda each: each[1] * len(each[0].groups))
+        most, gpus = together, len(option.groups) * option.size
+        what = f"{len(option.groups)} × {option.name}"
+        if together > rate * len(option.groups) * 1.001:
+            what += " and the other kinds beside it"
+    return PlanError(
+        f"deployment {wish.name}: {wanted:g} req/s is more than the free GPUs serve within the goals: "
+        f"at most {most:.3g} req/s with {what}",
+        f"about {math.ceil(wanted / most * gpus)} such GPUs would do, or workload.rate_rps {_floor(most)}, or looser slo",
+    )
+
+
+def _floor(rate_rps: float) -> str:
+    """A rate a little below the most, short to write."""
+    digits = 1 - math.floor(math.log10(rate_rps)) if rate_rps > 0 else 0
+    scale = 10.0**digits
+    return f"{math.floor(rate_rps * scale) / scale:g}"
+
+
+def _most_apart(pricer: Pricer, options: Sequence[Option]) -> tuple[float, int, str]:
+    """The highest rate a division of all groups of one option serves within the goals, its GPUs and its name."""
+    found = (0.0, 0, "")
+    for option in options:
+        for cell in cells(pricer, option, option):
+            count = min(len(cell.prefill), 64)
+            shares = sorted({max(1, count * share // 8) for share in range(1, 8)})
+            for num_p in shares:
+                if num_p >= count or not cell.has(option, num_p, option, count - num_p):
+                    continue
+                layout = pricer.apart(option, num_p, option, count - num_p, cell.speed.bytes_s)
+                rate = pricer.max_rate_rps(layout)
+                if rate > found[0]:
+                    found = rate, count * option.size, f"{count} × {option.name}"
+    return found
+
+
+def _out_of_reach(pricer: Pricer, model: Model, options: Sequence[Option]) -> PlanError:
+    wish, slo = pricer.wish, pricer.wish.slo
+    idle = [pricer.serve(pricer.alone(o, 1), 1e-3) for o in options]
+    idle += [
+        pricer.serve(pricer.apart(p, 1, d, 1, cell.speed.bytes_s), 1e-3)
+        for p, d in pairs(options, model)
+        for cell in cells(pricer, p, d)
+        if cell.has(p, 1, d, 1)
+    ]
+    ttft = min(s.ttft_p99_s for s in idle) * 1e3
+    itl = min(s.itl_p99_s for s in idle) * 1e3
+    if slo.ttft_ms is not None and ttft > slo.ttft_ms:
+        return PlanError(
+            f"deployment {wish.name}: slo.ttft_ms {slo.ttft_ms:g} is infeasible: the best reachable TTFT is "
+            f"{ttft:.3g} ms for {wish.workload.isl_tokens} prompt tokens",
+            f"slo.ttft_ms {math.ceil(ttft * 1.01)} would do, or shorter prompts, or faster GPUs",
+        )
+    if slo.itl_ms is not None and itl > slo.itl_ms:
+        return PlanError(
+            f"deployment {wish.name}: slo.itl_ms {slo.itl_ms:g} is infeasible: the best reachable ITL is {itl:.3g} ms",
+            f"slo.itl_ms {math.ceil(itl * 1.01)} would do, or GPUs with more memory bandwidth",
+        )
+    return PlanError(
+        f"deployment {wish.name}: no layout reaches slo.ttft_ms {slo.ttft_ms or 0:g} and slo.itl_ms "
+        f"{slo.itl_ms or 0:g} at once; each alone can be had ({ttft:.3g} ms and {itl:.3g} ms at best)",
+        "loosen one of them, or shorten prompts",
+    )
+
+
+def ratio_rows(pricer: Pricer, choice: Choice) -> list[tuple[int, int, Choice]]:
+    """Every division of a prefill/decode layout's engines, at most 9 around the chosen one."""
+    prefill, decode = choice.parts
+    total = prefill.count + decode.count
+    assert choice.speed is not None
+    first = max(1, min(prefill.count - 4, total - 9))
+    rows = []
+    for num_p in range(first, min(total, first + 9)):
+        num_d = total - num_p
+        layout = pricer.apart(prefill.option, num_p, decode.option, num_d, choice.speed.bytes_s)
+        rows.append(
+            (
+                num_p,
+                num_d,
+                Choice(
+                    choice.parts, pricer.serve(layout), pricer.max_rate_rps(layout), choice.speed
+                ),
+            )
+        )
+    return rows

@@ -1,0 +1,344 @@
+"""Whole layouts of one deployment: how many engines of which option, aggregated or prefill and decode apart, priced.
+
+Aggregated engines are independent; options of several GPU kinds share the rate by what each bears. Prefill and decode
+are matched to the rate inside a cell: one host, or the hosts whose network is at least so fast.
+Not here: choosing among layouts (`choosing`), taking GPUs (`placement`).
+Pure.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dynctl.core.inventory import DeploymentWish
+from dynctl.core.model import Model
+from dynctl.core.plan import Role
+from dynctl.planner.estimate import Layout, Served, Side, max_rate_rps, meets, serve
+from dynctl.planner.options import Option, max_sequences
+from dynctl.planner.pairing import pair_fault
+from dynctl.planner.placement import Group, natural
+from dynctl.planner.transfer import Fabric, Speed
+
+MAX_SPEEDS = 8
+"""Network speeds at which host sets are cut."""
+MAX_SIZES = 10
+"""Options of one GPU kind tried on each side of prefill/decode."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """So many engines of one option in one role."""
+
+    role: Role
+    option: Option
+    count: int
+    groups: tuple[Group, ...]
+    """Where they may be, best first."""
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs taken."""
+        return self.count * self.option.size
+
+    @property
+    def name(self) -> str:
+        """`2 × tp4 on NVIDIA H100 (NV18)`."""
+        return f"{self.count} × {self.option.name}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """One layout and how it serves the wished rate."""
+
+    parts: tuple[Part, ...]
+    served: Served
+    rate_rps: float
+    """The highest rate within the goals."""
+    speed: Speed | None = None
+    """Between prefill and decode at worst; None: aggregated."""
+    where: str = ""
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs taken in all."""
+        return sum(part.num_gpus for part in self.parts)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether prefill and decode are apart."""
+        return self.speed is not None
+
+    @property
+    def name(self) -> str:
+        """What it is made of."""
+        if self.is_split:
+            return " + ".join(f"{part.role.value} {part.name}" for part in self.parts)
+        return " + ".join(part.name for part in self.parts)
+
+
+@dataclass(slots=True)
+class Pricer:
+    """Prices layouts of one deployment, and counts how many: a search that must end early says so."""
+
+    wish: DeploymentWish
+    fabric: Fabric
+    left: int
+    """How many more layouts may be priced."""
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the search has to stop at the best so far."""
+        return self.left <= 0
+
+    def serve(self, layout: Layout, rate_rps: float | None = None) -> Served:
+        """Price at a rate, None: the wished one."""
+        self.left -= 1
+        work = self.wish.workload
+        return serve(layout, work, work.rate_rps if rate_rps is None else rate_rps)
+
+    def meets(self, layout: Layout, rate_rps: float | None = None) -> bool:
+        """Whether the goals hold."""
+        return meets(self.serve(layout, rate_rps), self.wish.slo)
+
+    def max_rate_rps(self, layout: Layout) -> float:
+        """The highest rate within the goals."""
+        self.left -= 32
+        return max_rate_rps(layout, self.wish.workload, self.wish.slo)
+
+    def side(self, option: Option, count: int) -> Side:
+        """Engines of an option as the estimate sees them."""
+        assert option.pace is not None
+        return Side(option.pace, count, max_sequences(self.wish, option.memory))
+
+    def alone(self, option: Option, count: int) -> Layout:
+        """Aggregated engines."""
+        return Layout(self.side(option, count))
+
+    def apart(self, p: Option, num_p: int, d: Option, num_d: int, bytes_s: float) -> Layout:
+        """Prefill and decode engines."""
+        return Layout(self.side(p, num_p), self.side(d, num_d), bytes_s)
+
+
+def aggregated(pricer: Pricer, option: Option, rate_rps: float) -> Choice | None:
+    """The fewest engines of an option that serve a rate; None when there are not enough.
+
+    The caller has priced one engine: `rate_rps` is the most it serves within the goals.
+    """
+    if rate_rps <= 0:
+        return None
+    wanted = pricer.wish.workload.rate_rps
+    count = max(1, math.ceil(wanted / rate_rps - 1e-9))
+    if count > len(option.groups):
+        return None
+    served = pricer.serve(pricer.alone(option, count))
+    part = Part(Role.AGGREGATED, option, count, option.groups)
+    return Choice((part,), served, rate_rps * count)
+
+
+def mixed(pricer: Pricer, rates: Sequence[tuple[Option, float]]) -> Choice | None:
+    """Engines of several GPU kinds together, the best per GPU first; None when all of them do not serve the rate."""
+    best: dict[object, tuple[Option, float]] = {}
+    for option, rate in rates:
+        known = best.get(option.kind)
+        if rate > 0 and (
+            known is None or rate * len(option.groups) > known[1] * len(known[0].groups)
+        ):
+            best[option.kind] = option, rate
+    ranked = sorted(best.values(), key=lambda o: (-o[1] / o[0].size, o[0].kind))
+    left = pricer.wish.workload.rate_rps
+    parts: list[Part] = []
+    worst: Served | None = None
+    total = 0.0
+    for option, rate in ranked:
+        if left <= 1e-9:
+            break
+        count = min(len(option.groups), math.ceil(left / rate - 1e-9))
+        share = min(left, rate * count)
+        served = pricer.serve(pricer.alone(option, count), share)
+        if worst is None or served.ttft_p99_s > worst.ttft_p99_s:
+            worst = served
+        parts.append(Part(Role.AGGREGATED, option, count, option.groups))
+        left -= share
+        total += rate * count
+    if left > 1e-9 or worst is None or len(parts) < 2:
+        return None
+    return Choice(tuple(parts), worst, total)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cell:
+    """Where prefill and decode of one layout may be, and how fast KV moves there at worst."""
+
+    prefill: tuple[Group, ...]
+    decode: tuple[Group, ...]
+    speed: Speed
+    where: str
+
+    def has(self, p: Option, num_p: int, d: Option, num_d: int) -> bool:
+        """Whether so many engines find room."""
+        if p.kind != d.kind:
+            return num_p <= len(self.prefill) and num_d <= len(self.decode)
+        big, small = max(p.size, d.size), min(p.size, d.size)
+        num_big, num_small = (num_p, num_d) if p.size >= d.size else (num_d, num_p)
+        room = len(self.prefill) if p.size >= d.size else len(self.decode)
+        return num_big + math.ceil(num_small / (big // small)) <= room
+
+
+def cells(pricer: Pricer, p: Option, d: Option) -> Iterator[Cell]:
+    """Single hosts that hold both roles, then host sets by the speed of their network, the fastest first."""
+    by_host: dict[str, tuple[list[Group], list[Group]]] = {}
+    for at, groups in enumerate((p.groups, d.groups)):
+        for group in groups:
+            by_host.setdefault(group.host.name, ([], []))[at].append(group)
+    alone: list[Cell] = []
+    for name in sorted(by_host, key=natural):
+        ours, theirs = by_host[name]
+        if ours and theirs and len(ours) + len(theirs) > 2 - (p.kind != d.kind):
+            speed = _speed_inside(pricer, ours, theirs)
+            _keep(alone, Cell(tuple(ours), tuple(theirs), speed, f"inside {name}"))
+    yield from alone
+    if len(by_host) > 1:
+        yield from _host_sets(pricer, p, d)
+
+
+def _keep(kept: list[Cell], cell: Cell) -> None:
+    """Keep a host unless another one has as much room and speed."""
+
+    def covers(one: Cell, other: Cell) -> bool:
+        return (
+            len(one.prefill) >= len(other.prefill)
+            and len(one.decode) >= len(other.decode)
+            and one.speed.bytes_s >= other.speed.bytes_s
+        )
+
+    if not any(covers(other, cell) for other in kept):
+        kept[:] = [other for other in kept if not covers(cell, other)]
+        kept.append(cell)
+
+
+def _speed_inside(pricer: Pricer, ours: Sequence[Group], theirs: Sequence[Group]) -> Speed:
+    if ours[0].gpus[0].name != theirs[0].gpus[0].name:
+        return pricer.fabric.pair(ours[0], theirs[0])
+    return min(
+        (pricer.fabric.inside(group) for group in {id(g): g for g in (*ours, *theirs)}.values()),
+        key=lambda speed: speed.bytes_s,
+    )
+
+
+def _host_sets(pricer: Pricer, p: Option, d: Option) -> Iterator[Cell]:
+    groups = (*p.groups, *d.groups)
+    speeds = sorted({pricer.fabric.outside(group).bytes_s for group in groups}, reverse=True)
+    if len(speeds) > MAX_SPEEDS:
+        speeds = [*speeds[: MAX_SPEEDS - 1], speeds[-1]]
+    for least in speeds:
+        fast = [g for g in p.groups if pricer.fabric.outside(g).bytes_s >= least]
+        near = [g for g in d.groups if pricer.fabric.outside(g).bytes_s >= least]
+        kept = {g.host.name for g in pricer.fabric.joined([*fast, *near], least * 0.5)}
+        fast = [g for g in fast if g.host.name in kept]
+        near = [g for g in near if g.host.name in kept]
+        if fast and near:
+            speed = _worst_between(pricer, fast, near, least)
+            yield Cell(tuple(fast), tuple(near), speed, "over hosts")
+
+
+def _worst_between(
+    pricer: Pricer, ours: Sequence[Group], theirs: Sequence[Group], least_bytes_s: float
+) -> Speed:
+    if pricer.fabric.has_measurements:
+        return pricer.fabric.worst(ours, theirs)
+    slowest = min((*ours, *theirs), key=lambda group: pricer.fabric.outside(group).bytes_s)
+    return Speed(least_bytes_s, pricer.fabric.outside(slowest).how)
+
+
+def split(pricer: Pricer, p: Option, d: Option, cell: Cell, most_gpus: int) -> Choice | None:
+    """Rate matching: add prefill engines until TTFT holds, decode engines until ITL and capacity hold."""
+    if not cell.has(p, 1, d, 1) or not pricer.meets(
+        pricer.apart(p, 1, d, 1, cell.speed.bytes_s), 1e-3
+    ):
+        return None
+    found = _grow(pricer, p, d, cell, most_gpus)
+    if found is None:
+        return None
+    num_p, num_d = _shrink(pricer, p, d, cell, found)
+    layout = pricer.apart(p, num_p, d, num_d, cell.speed.bytes_s)
+    return Choice(
+        (
+            Part(Role.PREFILL, p, num_p, cell.prefill),
+            Part(Role.DECODE, d, num_d, cell.decode),
+        ),
+        pricer.serve(layout),
+        pricer.max_rate_rps(layout),
+        cell.speed,
+        cell.where,
+    )
+
+
+def _grow(
+    pricer: Pricer, p: Option, d: Option, cell: Cell, most_gpus: int
+) -> tuple[int, int] | None:
+    slo = pricer.wish.slo
+    num_p, num_d = 1, 1
+    while cell.has(p, num_p, d, num_d) and not pricer.is_spent:
+        if num_p * p.size + num_d * d.size > most_gpus:
+            return None
+        served = pricer.serve(pricer.apart(p, num_p, d, num_d, cell.speed.bytes_s))
+        if meets(served, slo):
+            return num_p, num_d
+        is_late = slo.ttft_ms is not None and served.ttft_p99_s * 1e3 > slo.ttft_ms
+        is_slow = slo.itl_ms is not None and served.itl_p99_s * 1e3 > slo.itl_ms
+        more_p, more_d = max(1, num_p // 4), max(1, num_d // 4)
+        if served.limit == "kv cache" or (is_slow and served.limit != "prefill"):
+            num_d += more_d
+        elif served.limit == "transfer":
+            num_p, num_d = num_p + more_p, num_d + more_d
+        elif served.limit == "prefill" or is_late:
+            num_p += more_p
+        else:
+            return None
+        if not cell.has(p, num_p, d, num_d) and (more_p > 1 or more_d > 1):
+            num_p, num_d = _squeezed(p, num_p, more_p, d, num_d, more_d, cell)
+    return None
+
+
+def _squeezed(
+    p: Option, num_p: int, more_p: int, d: Option, num_d: int, more_d: int, cell: Cell
+) -> tuple[int, int]:
+    """A step that overshot the room, shortened to what there is."""
+    for _ in range(max(more_p, more_d)):
+        if cell.has(p, num_p, d, num_d):
+            break
+        num_p, num_d = max(1, num_p - (more_p > 1)), max(1, num_d - (more_d > 1))
+    return num_p, num_d
+
+
+def _shrink(
+    pricer: Pricer, p: Option, d: Option, cell: Cell, found: tuple[int, int]
+) -> tuple[int, int]:
+    """Take back engines that large steps added beyond need."""
+    num_p, num_d = found
+    is_smaller = True
+    while is_smaller and not pricer.is_spent:
+        is_smaller = False
+        for fewer_p, fewer_d in ((num_p, num_d - 1), (num_p - 1, num_d)):
+            if min(fewer_p, fewer_d) >= 1 and pricer.meets(
+                pricer.apart(p, fewer_p, d, fewer_d, cell.speed.bytes_s)
+            ):
+                num_p, num_d = fewer_p, fewer_d
+                is_smaller = True
+                break
+    return num_p, num_d
+
+
+def pairs(options: Sequence[Option], model: Model) -> Iterator[tuple[Option, Option]]:
+    """Options that may hand over to each other, equal ones first."""
+    sizes: dict[object, list[Option]] = {}
+    for option in options:
+        mine = sizes.setdefault(option.kind, [])
+        if len(mine) < MAX_SIZES:
+            mine.append(option)
+    chosen = [option for mine in sizes.values() for option in mine]
+    yield from ((option, option) for option in chosen)
+    for p in chosen:
+        for d in chosen:
+            if p is not d and not pair_fault(model, p.kind, p.parallelism, d.kind, d.parallelism):
+                yield p, d

@@ -1,0 +1,302 @@
+"""The GPU pools of one deployment: as the inventory writes them, or as the search chooses; GPUs taken for each replica.
+
+Not here: which layout is best (`choosing`), routers, the plan as a whole (`search`).
+Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dynctl.core.hardware import Host
+from dynctl.core.inventory import DeploymentWish, HostEntry, PoolWish
+from dynctl.core.model import Model
+from dynctl.core.plan import Parallelism, Pool, Role
+from dynctl.errors import PlanError
+from dynctl.planner import options as sizes
+from dynctl.planner.choosing import Trail, choose, settle
+from dynctl.planner.grouping import num_nvlinks
+from dynctl.planner.layouts import Choice, Part, Pricer
+from dynctl.planner.memory import legal_tp, sheet
+from dynctl.planner.pairing import RULE, leaning
+from dynctl.planner.placement import (
+    Allocation,
+    GpuKind,
+    Group,
+    kind_of,
+    left_out,
+    matches,
+    natural,
+    replica_on,
+)
+from dynctl.planner.spanning import better_elsewhere, over_hosts
+from dynctl.planner.transfer import Fabric
+from dynctl.planner.verdict import why_chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What all deployments of one plan share."""
+
+    allocation: Allocation
+    entries: Mapping[str, HostEntry]
+    fabric: Fabric
+    most_priced: int
+    """Layouts that may be priced for one deployment."""
+    advanced: bool = False
+
+
+@dataclass(slots=True)
+class Draft:
+    """One deployment while its parts come together."""
+
+    wish: DeploymentWish
+    model: Model | None
+    pools: list[Pool] = field(default_factory=list)
+    groups: dict[Role, list[Group]] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
+    trail: Trail = field(default_factory=Trail)
+
+
+def gpu_hosts(wish: DeploymentWish, allocation: Allocation) -> tuple[Host, ...]:
+    """Hosts with GPUs, of which one at least is free.
+
+    Raises:
+        PlanError: when there is none; says what the hosts have instead.
+    """
+    hosts = tuple(host for host in allocation.hosts if host.gpus)
+    if not hosts:
+        raise PlanError(
+            f"deployment {wish.name}: engine {wish.engine.kind} needs GPUs and no host has one",
+            "use engine kind sim, or device: cpu on hosts with cpu_slots, or add hosts with GPUs",
+        )
+    if allocation.num_free(hosts) == 0:
+        reasons = left_out(hosts)
+        why = "; ".join(reasons) if reasons else "other deployments of this plan take all"
+        raise PlanError(
+            f"deployment {wish.name}: no GPU is free: {why}",
+            "free some (dynctl discover shows who holds them), or plan fewer replicas elsewhere",
+        )
+    return hosts
+
+
+def searched_pools(draft: Draft, ground: Ground, hosts: Sequence[Host]) -> None:
+    """Let the planner decide.
+
+    Raises:
+        PlanError: when no layout fits, or none reaches the goals.
+    """
+    wish, model, trail = draft.wish, _known_model(draft), draft.trail
+    options, misfits = sizes.options_for(
+        wish, model, ground.allocation, hosts, advanced=ground.advanced
+    )
+    trail.misfits = misfits
+    if not options:
+        raise _no_option(wish, model, ground, hosts, misfits)
+    if all(option.pace is None for option in options):
+        option = min(options, key=lambda o: (o.size, o.kind))
+        part = Part(Role.AGGREGATED, option, 1, option.groups)
+        draft.reasons.append(
+            f"no figures for {option.kind.name}: nothing estimated, the smallest size that fits is taken"
+        )
+        _add_pool(draft, ground, part.role, option.parallelism, _take_part(ground, part, wish.name))
+    else:
+        pricer = Pricer(wish, ground.fabric, ground.most_priced)
+        choice = _first_that_fits(draft, ground, choose(pricer, model, options, trail))
+        settle(trail, choice)
+        draft.reasons += why_chosen(wish, trail, ground.fabric)
+        draft.reasons += better_elsewhere(pricer, model, options, trail, hosts)
+    free = ground.allocation.num_free(hosts)
+    if free:
+        draft.reasons.append(
+            f"{free} GPUs stay free: raise workload.rate_rps, tighten slo, or write pools: to use them"
+        )
+
+
+def _no_option(
+    wish: DeploymentWish,
+    model: Model,
+    ground: Ground,
+    hosts: Sequence[Host],
+    misfits: Sequence[sizes.Misfit],
+) -> PlanError:
+    if misfits:
+        spanning = over_hosts(wish, model, ground.allocation, hosts, ground.fabric)
+        return sizes.refuse_fit(wish, model, misfits, spanning)
+    return PlanError(
+        f"deployment {wish.name}: {model.num_heads} attention heads divide over no group of GPUs there is",
+        "free more GPUs in one host",
+    )
+
+
+def _known_model(draft: Draft) -> Model:
+    if draft.model is None:
+        raise PlanError(
+            f"deployment {draft.wish.name}: the shape of {draft.wish.model} is unknown, so no layout can be chosen",
+            "write pools: with replicas and tp, which is then not checked against memory",
+        )
+    return draft.model
+
+
+def _first_that_fits(draft: Draft, ground: Ground, choices: Sequence[Choice]) -> Choice:
+    """Take the best layout that can really be placed: sizes of one kind may get into each other's way."""
+    allocation, name = ground.allocation, draft.wish.name
+    for choice in choices:
+        taken: dict[int, list[Group]] = {}
+        for i in sorted(range(len(choice.parts)), key=lambda i: -choice.parts[i].option.size):
+            taken[i] = _take_part(ground, choice.parts[i], name)
+            if len(taken[i]) < choice.parts[i].count:
+                break
+        else:
+            for i, part in enumerate(choice.parts):
+                _add_pool(draft, ground, part.role, part.option.parallelism, taken[i])
+            return choice
+        for i, groups in taken.items():
+            allocation.give_back(groups, name, choice.parts[i].role)
+    raise PlanError(
+        f"deployment {name}: the layouts that reach the goals cannot be placed side by side",
+        "write pools: with the sizes you want",
+    )
+
+
+def _take_part(ground: Ground, part: Part, name: str) -> list[Group]:
+    """Take the groups of a part, fewer when there are not enough."""
+    allocation, option = ground.allocation, part.option
+    groups: list[Group] = []
+    able = [h for h in allocation.hosts if h.name in {g.host.name for g in part.groups}]
+    while len(groups) < part.count:
+        group = allocation.take_group(part.groups, name, part.role)
+        if group is None:
+            # Another size took GPUs of these groups: what is left is grouped anew.
+            again = sizes.groups_of(allocation, able, option.kind, option.parallelism, option.link)
+            group = allocation.take_group(again, name, part.role)
+        if group is None:
+            break
+        groups.append(group)
+    return groups
+
+
+def explicit_pools(draft: Draft, ground: Ground, hosts: Sequence[Host]) -> None:
+    """Honour the inventory's pools exactly.
+
+    Raises:
+        PlanError: when one cannot be had, with what binds.
+    """
+    draft.reasons.append("pools as the inventory asks for them")
+    for number, pool in enumerate(draft.wish.pools):
+        _explicit_pool(draft, number, pool, ground, hosts)
+    sizes_of = {pool.role: pool.parallelism.tp for pool in draft.pools}
+    if len({sizes_of.get(Role.PREFILL), sizes_of.get(Role.DECODE)} - {None}) > 1:
+        draft.reasons.append(f"prefill and decode differ in tp: {RULE}")
+
+
+def _explicit_pool(
+    draft: Draft, number: int, pool: PoolWish, ground: Ground, hosts: Sequence[Host]
+) -> None:
+    wish, size, allocation = draft.wish, pool.parallelism.num_gpus, ground.allocation
+    where = f"deployment {wish.name}: pool {number + 1} ({pool.role.value})"
+    if pool.replicas < 1 or size < 1:
+        raise PlanError(
+            f"{where} asks for {pool.replicas} replicas of {size} GPUs", "ask for at least one"
+        )
+    allowed = [h for h in hosts if matches(ground.entries.get(h.name), h.name, pool.hosts)]
+    if not allowed:
+        raise PlanError(
+            f"{where}: no host with GPUs matches {', '.join(pool.hosts)}", "see dynctl discover"
+        )
+    if draft.model is not None and not legal_tp(draft.model, pool.parallelism.tp):
+        raise PlanError(
+            f"{where}: tp {pool.parallelism.tp} does not divide the {draft.model.num_heads} attention heads "
+            f"({draft.model.num_kv_heads} KV heads) of {draft.model.name}",
+            "choose a power of two that does",
+        )
+    kinds = _fitting_kinds(draft, where, pool, allocation, allowed)
+    groups = _take_pool(draft, pool, kinds, allocation, allowed)
+    if len(groups) < pool.replicas:
+        got = len(groups)
+        largest = max((len(h.gpus) for h in allowed), default=0)
+        raise PlanError(
+            f"{where} asks for {pool.replicas} × {size} GPUs; the free ones give {got} such groups, each inside one host "
+            f"(the largest has {largest} GPUs)",
+            f"ask for {got} replicas"
+            if got
+            else "lower tp: engines over several hosts cannot be started yet",
+        )
+    _add_pool(draft, ground, pool.role, pool.parallelism, groups)
+
+
+def _fitting_kinds(
+    draft: Draft, where: str, pool: PoolWish, allocation: Allocation, hosts: Sequence[Host]
+) -> list[GpuKind]:
+    """Kinds whose memory the model fits; all of them when its shape is unknown. What suits the role comes first."""
+    kinds = list(allocation.kinds(hosts))
+    roles = {each.role for each in draft.wish.pools}
+    if Role.PREFILL in roles:
+        sign = -1 if pool.role is Role.PREFILL else 1
+        kinds.sort(key=lambda kind: (sign * leaning(kind), kind.name))
+    if draft.model is None:
+        return kinds
+    misfits, fitting = [], []
+    for kind in kinds:
+        room = sizes.room_of(draft.wish, kind.memory_bytes)
+        found = sheet(draft.model, pool.parallelism, room)
+        if found.kv_capacity_tokens >= sizes.needed_tokens(draft.wish):
+            fitting.append(kind)
+        else:
+            misfits.append(sizes.misfit(draft.wish, draft.model, kind, pool.parallelism, found))
+    if kinds and not fitting:
+        error = sizes.refuse_fit(draft.wish, draft.model, misfits)
+        raise PlanError(f"{where}: {error.message.partition(': ')[2]}", error.hint)
+    return fitting
+
+
+def _take_pool(
+    draft: Draft,
+    pool: PoolWish,
+    kinds: Sequence[GpuKind],
+    allocation: Allocation,
+    hosts: Sequence[Host],
+) -> list[Group]:
+    """Take groups for a pool, of one kind if enough of it is there, else kind after kind."""
+    found = {kind: sizes.groups_of(allocation, hosts, kind, pool.parallelism) for kind in kinds}
+    enough = [kind for kind in kinds if len(found[kind]) >= pool.replicas]
+    groups: list[Group] = []
+    for kind in enough[:1] or kinds:
+        while len(groups) < pool.replicas:
+            group = allocation.take_group(found[kind], draft.wish.name, pool.role)
+            if group is None:
+                break
+            groups.append(group)
+    return groups
+
+
+def _add_pool(
+    draft: Draft, ground: Ground, role: Role, parallelism: Parallelism, groups: Sequence[Group]
+) -> None:
+    """Make replicas of groups, and say what is worth knowing of them."""
+    name, size, allocation = draft.wish.name, parallelism.num_gpus, ground.allocation
+    start = sum(len(pool.replicas) for pool in draft.pools if pool.role is role)
+    replicas = tuple(
+        replica_on(
+            group,
+            f"{name}-{role.value}-{start + i}",
+            role,
+            None if role is Role.AGGREGATED else allocation.side_channel_port(group.host, size),
+        )
+        for i, group in enumerate(groups)
+    )
+    draft.groups.setdefault(role, []).extend(groups)
+    memory = None
+    if draft.model is not None:
+        smallest = min(gpu.memory_bytes for group in groups for gpu in group.gpus)
+        memory = sheet(draft.model, parallelism, sizes.room_of(draft.wish, smallest))
+    draft.pools.append(Pool(role, parallelism, replicas, memory))
+    if len({kind_of(g.gpus[0]) for g in groups}) > 1:
+        draft.reasons.append(f"the {role.value} pool mixes GPU kinds, each engine on one kind")
+    slow = [
+        g
+        for g in groups
+        if parallelism.tp > 1 and not num_nvlinks(sizes.worst_tp_link(g, parallelism.tp))
+    ]
+    if slow:
+        where = ", ".join(sorted({g.host.name for g in slow}, key=natural))
+        draft.reasons.append(f"{role.value}: tensor parallelism without NVLink on {where}")
