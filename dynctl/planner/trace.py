@@ -1,0 +1,350 @@
+"""A recorded workload: JSON lines with times, lengths and what prompts share; and what it says about features that pay.
+
+Each line has `timestamp` (milliseconds; `timestamp_s` for seconds), `input_length` and `output_length` in tokens, and
+`hash_ids`, one number per block of the prompt that names the block with everything before it, as the Mooncake traces
+have; or `prompt` (or `messages`) and `output` as texts, which are counted and cut here.
+Not here: reading files, replaying (`simulate`).
+Pure.
+"""
+
+import itertools
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import xxhash
+
+from dynctl.core.workload import Workload
+from dynctl.errors import UsageError
+
+BLOCK_TOKENS = 512
+"""What one of `hash_ids` stands for in the Mooncake traces."""
+TEXT_BLOCK_TOKENS = 64
+CHARS_PER_TOKEN = 4
+"""Of English text under the usual vocabularies."""
+MAX_CALLS = 1_000_000
+_OUTPUTS = ("output_length", "osl", "completion_tokens", "output_tokens")
+_INPUTS = ("input_length", "isl", "prompt_tokens", "input_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request of a trace."""
+
+    at_s: float
+    isl_tokens: int
+    osl_tokens: int
+    blocks: tuple[int, ...] = ()
+    """One number per block of the prompt, naming it with everything before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in order of time, the first at 0."""
+
+    calls: tuple[Call, ...]
+    block_tokens: int
+    name: str = "trace"
+
+    @property
+    def duration_s(self) -> float:
+        """From the first request to the last."""
+        return self.calls[-1].at_s
+
+    @property
+    def rate_rps(self) -> float:
+        """Requests per second."""
+        return (len(self.calls) - 1) / self.duration_s if self.duration_s else 1.0
+
+
+def read_trace(lines: Iterable[str], name: str) -> Trace:
+    """Read JSON lines.
+
+    Raises:
+        UsageError: naming the line and what is wrong with it; when there is no request in it.
+    """
+    calls: list[Call] = []
+    texts = 0
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise TypeError("a line has to be one JSON object")  # noqa: TRY301 - one place for what is wrong with a line
+            call, is_text = _read_call(record)
+        except (ValueError, TypeError, KeyError) as error:
+            why = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
+            raise UsageError(f"{name}:{number}: {why}", _KEYS) from error
+        calls.append(call)
+        texts += is_text
+        if len(calls) > MAX_CALLS:
+            raise UsageError(f"{name}: more than {MAX_CALLS} requests", "give a part of it")
+    if not calls:
+        raise UsageError(f"{name} holds no request", _KEYS)
+    if texts not in {0, len(calls)}:
+        raise UsageError(f"{name}: some lines have texts, others lengths", "make them alike")
+    calls.sort(key=lambda call: call.at_s)
+    first = calls[0].at_s
+    moved = tuple(replace(call, at_s=call.at_s - first) for call in calls)
+    return Trace(moved, TEXT_BLOCK_TOKENS if texts else BLOCK_TOKENS, name)
+
+
+_KEYS = "each line needs timestamp, and input_length, output_length, hash_ids or prompt, output"
+
+
+def _read_call(record: Mapping[str, Any]) -> tuple[Call, bool]:
+    at_s = (
+        _number(record, ("timestamp_s",))
+        if "timestamp_s" in record
+        else _number(record, ("timestamp",)) / 1e3
+    )
+    text = _text(record)
+    if text is not None:
+        prompt = max(1, len(text) // CHARS_PER_TOKEN)
+        answer = record.get("output") or record.get("response")
+        osl = (
+            len(answer) // CHARS_PER_TOKEN if isinstance(answer, str) else _number(record, _OUTPUTS)
+        )
+        return Call(at_s, prompt, max(1, int(osl)), _cut(text)), True
+    ids = record.get("hash_ids", [])
+    if not isinstance(ids, list) or any(type(i) is not int for i in ids):
+        raise ValueError("hash_ids has to be a list of whole numbers")
+    isl = max(1, int(_number(record, _INPUTS)))
+    return Call(at_s, isl, max(1, int(_number(record, _OUTPUTS))), tuple(ids)), False
+
+
+def _number(record: Mapping[str, Any], keys: Sequence[str]) -> float:
+    for key in keys:
+        if key in record:
+            value = record[key]
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{key} has to be a number")
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(f"{key} has to be a number of 0 or more")
+            return float(value)
+    raise KeyError(keys[0])
+
+
+def _text(record: Mapping[str, Any]) -> str | None:
+    if isinstance(record.get("prompt"), str):
+        return str(record["prompt"])
+    messages = record.get("messages")
+    if isinstance(messages, list):
+        return "\n".join(
+            f"{m.get('role', '')}: {m.get('content', '')}" for m in messages if isinstance(m, dict)
+        )
+    return None
+
+
+def _cut(text: str) -> tuple[int, ...]:
+    """Name every whole block of a text with everything before it."""
+    step = TEXT_BLOCK_TOKENS * CHARS_PER_TOKEN
+    state = xxhash.xxh3_64()
+    found = []
+    for start in range(0, len(text) - step + 1, step):
+        state.update(text[start : start + step].encode(errors="surrogatepass"))
+        found.append(state.intdigest())
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A length's mean and quantiles, in tokens."""
+
+    mean: float
+    p50: int
+    p90: int
+    p99: int
+    p999: int
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFacts:
+    """What a trace says."""
+
+    num_calls: int
+    duration_s: float
+    rate_rps: float
+    isl: Lengths
+    osl: Lengths
+    longest_tokens: int
+    """Prompt and answer of the longest request."""
+    context_p999_tokens: int
+    reuse_ceiling: float
+    """Share of prompt tokens an unlimited cache would hold already."""
+    reuse_in_cache: float | None
+    """The same for a cache of the given size; None: no size was given."""
+    gap_cv: float
+    """Spread of the gaps between arrivals over their mean: 1 is Poisson, more is bursty."""
+    peak_ratio: float
+    """Busiest hundredth of the time over the mean."""
+    session_turns: float
+    """Mean requests of a session: chains in which a prompt begins with all of an earlier one."""
+    session_turns_p90: int
+
+
+def look_at(trace: Trace, cache_tokens: int | None = None) -> TraceFacts:
+    """Count everything a plan wants to know; `cache_tokens` is the KV room of all engines together."""
+    calls = trace.calls
+    turns = _session_lengths(trace)
+    contexts = sorted(call.isl_tokens + call.osl_tokens for call in calls)
+    return TraceFacts(
+        num_calls=len(calls),
+        duration_s=trace.duration_s,
+        rate_rps=trace.rate_rps,
+        isl=_lengths([call.isl_tokens for call in calls]),
+        osl=_lengths([call.osl_tokens for call in calls]),
+        longest_tokens=contexts[-1],
+        context_p999_tokens=_quantile(contexts, 0.999),
+        reuse_ceiling=reuse(trace, None),
+        reuse_in_cache=None if cache_tokens is None else reuse(trace, cache_tokens),
+        gap_cv=_gap_cv(trace),
+        peak_ratio=_peak_ratio(trace),
+        session_turns=sum(turns) / len(turns),
+        session_turns_p90=_quantile(sorted(turns), 0.9),
+    )
+
+
+def _lengths(values: Sequence[int]) -> Lengths:
+    ranked = sorted(values)
+    return Lengths(
+        sum(ranked) / len(ranked),
+        _quantile(ranked, 0.5),
+        _quantile(ranked, 0.9),
+        _quantile(ranked, 0.99),
+        _quantile(ranked, 0.999),
+        ranked[-1],
+    )
+
+
+def _quantile(ranked: Sequence[int], q: float) -> int:
+    return ranked[min(len(ranked) - 1, int(q * len(ranked)))]
+
+
+def reuse(trace: Trace, cache_tokens: int | None) -> float:
+    """Share of prompt tokens found in one cache that is shared by all, least recently used blocks leaving first."""
+    room = None if cache_tokens is None else max(1, cache_tokens // trace.block_tokens)
+    held: OrderedDict[int, None] = OrderedDict()
+    hits = total = 0
+    for call in trace.calls:
+        depth = 0
+        for block in call.blocks:
+            if block not in held:
+                break
+            depth += 1
+        # The last token of a prompt is always computed.
+        hits += min(depth * trace.block_tokens, call.isl_tokens - 1)
+        total += call.isl_tokens
+        for block in reversed(call.blocks):
+            held[block] = None
+            held.move_to_end(block)
+        while room is not None and len(held) > room:
+            held.popitem(last=False)
+    return hits / total
+
+
+def _gap_cv(trace: Trace) -> float:
+    times = [call.at_s for call in trace.calls]
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    mean = sum(gaps) / len(gaps) if gaps else 0.0
+    if mean <= 0:
+        return 0.0
+    return math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) / mean
+
+
+def _peak_ratio(trace: Trace) -> float:
+    if trace.duration_s <= 0:
+        return 1.0
+    num = min(100, len(trace.calls))
+    counts = [0] * num
+    for call in trace.calls:
+        counts[min(num - 1, int(call.at_s / trace.duration_s * num))] += 1
+    return max(counts) * num / len(trace.calls)
+
+
+def _session_lengths(trace: Trace) -> list[int]:
+    """Requests per session."""
+    ends: dict[int, int] = {}
+    turns: list[int] = []
+    for call in trace.calls:
+        session = next((ends[b] for b in reversed(call.blocks) if b in ends), None)
+        if session is None:
+            session = len(turns)
+            turns.append(0)
+        turns[session] += 1
+        # The last block may be half full, and then it is another one in the next turn.
+        whole = call.isl_tokens // trace.block_tokens
+        if whole and len(call.blocks) >= whole:
+            ends[call.blocks[whole - 1]] = session
+    return turns
+
+
+def workload_of(facts: TraceFacts) -> Workload:
+    """The trace as the plan's formulas take it."""
+    shared = facts.reuse_ceiling if facts.reuse_in_cache is None else facts.reuse_in_cache
+    return Workload(
+        isl_tokens=max(1, round(facts.isl.mean)),
+        osl_tokens=max(1, round(facts.osl.mean)),
+        rate_rps=max(1e-3, float(f"{facts.rate_rps:.4g}")),
+        shared_prefix_ratio=round(min(shared, 0.99), 3),
+    )
+
+
+KV_ROUTING_FROM = 0.1
+LONG_PROMPT_TOKENS = 2048
+BURSTY_CV = 1.5
+MARGIN = 1.1
+
+
+def advice(facts: TraceFacts) -> list[str]:
+    """Which features pay for this workload, each with its number."""
+    lines = []
+    ceiling = facts.reuse_ceiling
+    if ceiling >= KV_ROUTING_FROM:
+        lines.append(f"KV routing: pays, up to {ceiling:.0%} of prompt tokens were computed before")
+    else:
+        lines.append(f"KV routing: skip, only {ceiling:.1%} of prompt tokens were computed before")
+    if facts.reuse_in_cache is not None and ceiling - facts.reuse_in_cache > 0.05:
+        lines.append(
+            f"cache: {facts.reuse_in_cache:.0%} of {ceiling:.0%} reuse fits the planned KV room; "
+            "a lower tier (host memory) would hold the rest"
+        )
+    isl = facts.isl
+    is_long = isl.mean >= LONG_PROMPT_TOKENS
+    is_uneven = isl.p99 >= 8 * max(1, isl.p50) and isl.p99 >= LONG_PROMPT_TOKENS
+    if is_long or is_uneven:
+        why = f"mean {isl.mean:.0f}" if is_long else f"p99 {isl.p99}, median {isl.p50}"
+        lines.append(f"prefill/decode: worth pricing, prompts are long ({why} tokens)")
+    else:
+        lines.append(f"prefill/decode: little to gain, prompts are short (mean {isl.mean:.0f})")
+    if facts.gap_cv >= BURSTY_CV or facts.peak_ratio >= 3:
+        lines.append(
+            f"bursts: arrivals vary (CV {facts.gap_cv:.1f}, peak {facts.peak_ratio:.1f}× the mean); "
+            f"plan for the peak with --what-if 'rate x{facts.peak_ratio:.1f}'"
+        )
+    else:
+        lines.append(
+            f"bursts: steady (CV {facts.gap_cv:.1f}, peak {facts.peak_ratio:.1f}× the mean)"
+        )
+    limit = model_len(facts)
+    lines.append(
+        f"limits.max_model_len_tokens: {limit} would do (99.9 % of requests and 10 % more), "
+        f"{_cut_off(facts, limit)}"
+    )
+    return lines
+
+
+def model_len(facts: TraceFacts) -> int:
+    """Context length that covers 99.9 % of requests with a tenth to spare, in whole blocks of 16."""
+    return math.ceil(facts.context_p999_tokens * MARGIN / 16) * 16
+
+
+def _cut_off(facts: TraceFacts, limit: int) -> str:
+    if facts.longest_tokens <= limit:
+        return "cutting nothing off"
+    return f"cutting off the longest 0.1 % (up to {facts.longest_tokens} tokens)"
