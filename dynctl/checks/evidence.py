@@ -80,6 +80,12 @@ class Evidence:
     """Host key fingerprint by host."""
     local_files: tuple[LocalFile, ...] = ()
     ssh_differences: tuple[SshDifference, ...] = ()
+    local_packages: Mapping[str, str] = field(default_factory=dict)
+    """Versions of packages on the operator's machine."""
+    python: str = "python3"
+    """The interpreter that runs dynctl here."""
+    state_dir: str = ".dynctl"
+    """The operator's own directory for this cluster."""
 
     def has(self, need: Need) -> bool:
         """Tell whether there is evidence of a kind."""

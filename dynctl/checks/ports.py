@@ -61,6 +61,16 @@ def is_loopback_address(text: str) -> bool:
         return False
 
 
+def is_any(text: str) -> bool:
+    """Tell whether a listen address means every address of the machine."""
+    if text == "*":
+        return True
+    try:
+        return ipaddress.ip_address(text).is_unspecified
+    except ValueError:
+        return False
+
+
 def is_public(text: str) -> bool:
     """Tell whether an address is routed on the internet."""
     try:

@@ -1,0 +1,48 @@
+"""Engines cannot lock the memory RDMA transfers need. Pure."""
+
+from collections.abc import Iterator
+
+from dynctl.checks.evidence import Evidence
+from dynctl.checks.finding import Check, Finding, red_if
+from dynctl.checks.limits import limits_of
+from dynctl.checks.shell import root_line
+from dynctl.core.machine import UNLIMITED
+from dynctl.core.units import format_bytes
+
+CODE = "memlock-low"
+
+
+def _judge(evidence: Evidence) -> Iterator[Finding]:
+    for host in evidence.topology.hosts:
+        if not host.gpus and not any(nic.kind != "ethernet" for nic in host.nics):
+            continue
+        limit, source, pid = limits_of(evidence, host)
+        value = limit.memlock_bytes
+        if (
+            value is None
+            or value == UNLIMITED
+            or (host.memory_bytes and value >= host.memory_bytes)
+        ):
+            continue
+        has_rdma = any(nic.kind != "ethernet" and nic.state == "up" for nic in host.nics)
+        yield Finding(
+            CODE,
+            red_if(has_rdma and evidence.is_split(host.name)),
+            host.name,
+            "",
+            f"locked memory is limited to {format_bytes(value)}: registering KV memory with RDMA devices fails",
+            (f"memlock of {source}: {value} bytes",),
+            "set `* - memlock unlimited` in /etc/security/limits.d/ and DefaultLimitMEMLOCK=infinity in systemd's system.conf "
+            "and user.conf, then log in anew and run dynctl up (an edit has no effect on running sessions)",
+            root_line(
+                host,
+                "sh",
+                "-c",
+                "echo '* - memlock unlimited' > /etc/security/limits.d/90-dynctl.conf",
+            ),
+            verify=f"awk '/^Max locked memory/ && $4 != \"unlimited\" {{ print; n++ }} END {{ exit !n }}' /proc/{pid}/limits",
+            verify_on=host.name,
+        )
+
+
+CHECK = Check(CODE, "Locked memory limited", _judge)

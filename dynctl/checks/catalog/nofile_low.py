@@ -1,0 +1,42 @@
+"""Routers and relays run out of file descriptors: every stream takes two. Pure."""
+
+from collections.abc import Iterator
+
+from dynctl.checks.evidence import Evidence
+from dynctl.checks.finding import Check, Finding, red_if
+from dynctl.checks.limits import limits_of
+from dynctl.checks.shell import root_line
+from dynctl.core.machine import UNLIMITED
+
+CODE = "nofile-low"
+
+
+def _judge(evidence: Evidence) -> Iterator[Finding]:
+    for host in evidence.topology.hosts:
+        limit, source, pid = limits_of(evidence, host)
+        value = limit.nofile
+        if value is None or value == UNLIMITED or value >= _LEAST:
+            continue
+        yield Finding(
+            CODE,
+            red_if(value < 1024),
+            host.name,
+            "",
+            f"{value} open files allowed: every stream through router and relay takes two",
+            (f"nofile of {source}: {value}",),
+            "set `* - nofile 1048576` in /etc/security/limits.d/, then log in anew and run dynctl up",
+            root_line(
+                host,
+                "sh",
+                "-c",
+                "echo '* - nofile 1048576' > /etc/security/limits.d/91-dynctl.conf",
+            ),
+            verify=f"awk '/^Max open files/ && $4 != \"unlimited\" && $4 < {_LEAST} {{ print; n++ }} END {{ exit !n }}' /proc/{pid}/limits",
+            verify_on=host.name,
+        )
+
+
+_LEAST = 4096
+
+
+CHECK = Check(CODE, "Few open files allowed", _judge)

@@ -1,0 +1,40 @@
+"""An RDMA port is down; nothing is planned on it. Pure."""
+
+from collections.abc import Iterator
+
+from dynctl.checks.evidence import Evidence, Need
+from dynctl.checks.finding import Check, Finding, red_if
+from dynctl.checks.shell import quote, root_line
+
+CODE = "port-down"
+
+
+def _judge(evidence: Evidence) -> Iterator[Finding]:
+    for host in evidence.topology.hosts:
+        planned = {
+            name.partition(":")[0] for r in evidence.replicas_on(host.name) for name in r.nics
+        }
+        for nic in host.nics:
+            if nic.kind == "ethernet" or nic.state != "down" or nic.is_management:
+                continue
+            if nic.physical in ("linkup", "link_up"):
+                continue  # waits for a subnet manager: a finding of its own
+            port = nic.port or 1
+            yield Finding(
+                CODE,
+                red_if(nic.name in planned),
+                host.name,
+                nic.name,
+                "the port is down" + (f" ({nic.physical})" if nic.physical else ""),
+                (
+                    f"{nic.kind} port {port}, state {nic.state}",
+                    *(["planned for KV transfer"] if nic.name in planned else []),
+                ),
+                "polling: check cable and switch port; disabled: switch it on; or leave it out of the plan",
+                root_line(host, "ip", "link", "set", nic.netdev, "up") if nic.netdev else None,
+                verify=f"grep -v ACTIVE /sys/class/infiniband/{quote(nic.name)}/ports/{port}/state",
+                verify_on=host.name,
+            )
+
+
+CHECK = Check(CODE, "RDMA port down", _judge, (Need.RDMA,))

@@ -1,0 +1,39 @@
+"""An InfiniBand port has link and waits for a subnet manager. Pure."""
+
+from collections.abc import Iterator
+
+from dynctl.checks.evidence import Evidence, Need
+from dynctl.checks.finding import Check, Finding, red_if
+from dynctl.checks.shell import quote, root_line
+
+CODE = "port-init"
+
+
+def _judge(evidence: Evidence) -> Iterator[Finding]:
+    for host in evidence.topology.hosts:
+        for nic in host.nics:
+            if nic.kind == "ethernet" or nic.state != "down" or nic.is_management:
+                continue
+            if nic.physical not in ("linkup", "link_up"):
+                continue
+            yield Finding(
+                CODE,
+                red_if(
+                    any(
+                        name.startswith(nic.name)
+                        for r in evidence.replicas_on(host.name)
+                        for name in r.nics
+                    )
+                ),
+                host.name,
+                nic.name,
+                "the port has link but no subnet manager configured it",
+                (f"physical state {nic.physical}, logical state {nic.state}",),
+                "start a subnet manager (opensm) on one host of the fabric, or in the switch",
+                root_line(host, "systemctl", "start", "opensm"),
+                verify=f"grep -E 'INIT|ARMED' /sys/class/infiniband/{quote(nic.name)}/ports/{nic.port or 1}/state",
+                verify_on=host.name,
+            )
+
+
+CHECK = Check(CODE, "InfiniBand port without a subnet manager", _judge, (Need.RDMA,))
