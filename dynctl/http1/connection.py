@@ -30,17 +30,24 @@ class Connection(asyncio.Protocol):
         "_is_interim",
         "_num_head_bytes",
         "_num_interim",
+        "_num_pieces",
         "_pairs",
         "_parser",
+        "_pieces",
         "_pool",
         "_surplus",
         "_transport",
         "idle_since_s",
         "is_fresh",
+        "on_body",
     )
 
     def __init__(self, pool: "Upstream") -> None:
         self._pool = pool
+        self._pieces: list[bytes] = []
+        self.on_body = self._pieces.append
+        """Called by the parser for each piece: no step of ours until the whole read is parsed."""
+        self._num_pieces = 0
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._parser = httptools.HttpResponseParser(self)
         self._call: Call | None = None
@@ -67,6 +74,7 @@ class Connection(asyncio.Protocol):
         """Send a request; its answer goes to the call."""
         self._call = call
         self._has_head = self._is_complete = self._surplus = False
+        self._pieces.clear()
         self._num_head_bytes = self._num_interim = 0
         transport = self._transport
         if not body:
@@ -121,9 +129,12 @@ class Connection(asyncio.Protocol):
             return
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self._is_complete:
+                self._hand_on(call)
                 self._fail("protocol", f"malformed answer: {error}")
                 return
             self._surplus = True
+        if self._pieces:
+            self._hand_on(call)
         if self._call is None:
             return
         if self._is_complete:
@@ -176,21 +187,32 @@ class Connection(asyncio.Protocol):
             self._has_head = True
             call.sink.on_head(status, self._pairs)
 
-    def on_body(self, data: bytes) -> None:
-        """Pass a piece of the body on."""
-        call = self._call
-        if call is not None and not self._surplus:
-            call.sink.on_data(data)
-
     def on_message_complete(self) -> None:
         """Note the end; the connection is given back once the parser has returned."""
         if self._is_interim:
             self._is_interim = False
         elif not self._surplus:
             self._is_complete = True
+            self._num_pieces = len(self._pieces)
             self._can_keep_alive = self._parser.should_keep_alive()
 
     # Ends…
+
+    def _hand_on(self, call: "Call") -> None:
+        """Give the sink what one read brought of the body, in one piece."""
+        pieces = self._pieces
+        if self._is_complete:
+            # What lies behind the end belongs to no call.
+            del pieces[self._num_pieces :]
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        if not data or self._call is None:
+            return
+        try:
+            call.sink.on_data(data)
+        except Exception as error:  # noqa: BLE001 - one broken receiver must not harm the pool
+            self._pool.report("the receiver of an answer failed", error)
+            self._fail("protocol", "the receiver of the answer failed")
 
     def _is_head_too_large(self) -> bool:
         limit = self._pool.limits.max_head_bytes

@@ -98,9 +98,17 @@ class Exchange:
         return 0 if self.is_gone else self._connection.unsent_bytes
 
     def start(
-        self, status: int, headers: Iterable[Header], length_bytes: int | None = None
+        self,
+        status: int,
+        headers: Iterable[Header],
+        length_bytes: int | None = None,
+        *,
+        is_held: bool = False,
     ) -> None:
-        """Begin an answer in pieces; without a length it stays open until `finish`."""
+        """Begin an answer in pieces; without a length it stays open until `finish`.
+
+        `is_held` keeps the head back until the first piece, so that both are one write.
+        """
         if self._begin():
             return
         # HTTP/1.0 knows no chunks: there the end of the connection is the end of the body.
@@ -113,7 +121,7 @@ class Exchange:
         if self._closes():
             framing += b"connection: close\r\n"
         head = b"%b%b%b\r\n" % (status_line(status), field_lines(headers), framing)
-        if length_bytes is not None:
+        if length_bytes is not None or is_held:
             # Nobody can use the head of a plain answer without its body: one write for both.
             self._held = head
         else:
@@ -133,17 +141,26 @@ class Exchange:
                 # Bytes beyond the length would be read as another answer.
                 self.abort()
                 return
-        if self._held:
+        if self._is_chunked:
+            data = b"%b%x\r\n%b\r\n" % (self._held, len(data), data)
+            self._held = b""
+        elif self._held:
             data = self._held + data
             self._held = b""
-        self._connection.send(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
+        self._connection.send(data)
 
-    def finish(self) -> None:
-        """End an answer in pieces properly; one shorter than its length is cut instead."""
+    def finish(self, last: bytes = b"") -> None:
+        """End an answer in pieces properly, after a last piece; one shorter than its length is cut instead."""
         if self.is_gone:
             return
         if not self.is_started or self.is_finished:
             raise RuntimeError("finish outside a streamed answer")
+        if last and self._is_chunked and self.request.method != "HEAD":
+            # One write for the last piece and the end.
+            self._connection.send(b"%b%x\r\n%b\r\n0\r\n\r\n" % (self._held, len(last), last))
+            self._end()
+            return
+        self.write(last)
         if self._missing_bytes and self.request.method != "HEAD":
             self.abort()
             return

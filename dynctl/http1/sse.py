@@ -34,6 +34,11 @@ class EventSplitter:
         """What came after the last complete event: at the end of a sound stream nothing."""
         return bytes(self._rest)
 
+    @property
+    def has_rest(self) -> bool:
+        """Whether the last piece ended inside an event."""
+        return bool(self._rest)
+
     def feed(self, data: bytes) -> list[bytes]:
         r"""Return the events that `data` completed, each with its terminating blank line.
 

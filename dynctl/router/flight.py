@@ -189,22 +189,28 @@ class Flight:
 
     def on_events(self, out: bytes, num_tokens: int) -> None:
         """Take events for the client; the first time there is a token among them."""
+        if not self.is_over:
+            self._note_tokens(num_tokens)
+            self._reply.write(out)
+
+    def on_stream_done(self, out: bytes, num_tokens: int, usage: Usage | None) -> None:
+        """Take the last events of a stream, which ended properly."""
         if self.is_over:
             return
+        self._note_tokens(num_tokens)
+        # They leave in one write with the end.
+        self._body = out
+        self._ledger.answered(Leg.MAIN, usage)
+        self._ledger.ended()
+        self._do(self._handoff.ended())
+
+    def _note_tokens(self, num_tokens: int) -> None:
         now_s = self._desk.loop.time()
         if self._handoff.phase is Phase.MAIN:
             self._do(self._handoff.first_byte())
             self._reply.stream()
             self._ledger.first_token(Leg.MAIN, now_s)
         self._ledger.tokens(num_tokens, now_s)
-        self._reply.write(out)
-
-    def on_stream_done(self, usage: Usage | None) -> None:
-        """Take the proper end of a stream."""
-        if not self.is_over:
-            self._ledger.answered(Leg.MAIN, usage)
-            self._ledger.ended()
-            self._do(self._handoff.ended())
 
     def on_broken(self, why: str, leg: Leg) -> None:
         """Take an answer that is not to be believed any more."""
@@ -377,7 +383,7 @@ class Flight:
 
     def _finish(self) -> None:
         if self.request.is_stream:
-            self._reply.end_stream()
+            self._reply.end_stream(self._body)
         else:
             self._reply.whole(self._body)
         self._ledger.completed(self._prompt.num_tokens, self._desk.workers)

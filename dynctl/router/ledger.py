@@ -79,13 +79,16 @@ class Ledger:
         booking.prefill_ended()
 
     def tokens(self, num_tokens: int, now_s: float) -> None:
-        """Note how many token events a stream has had by now."""
-        if num_tokens <= self._num_tokens:
+        """Note how many token events a stream has had by now; those read together share the gap before them."""
+        new = num_tokens - self._num_tokens
+        if new <= 0:
             return
         if self._num_tokens:
-            self._metrics.itl.observe(now_s - self.last_s)
+            self._metrics.itl.observe((now_s - self.last_s) / new, new)
         else:
             self._metrics.ttft.observe(now_s - self.arrived_s)
+            if new > 1:
+                self._metrics.itl.observe(0.0, new - 1)
         self._num_tokens = num_tokens
         self.last_s = now_s
         self.bookings[Leg.MAIN].worker.last_token_s = now_s

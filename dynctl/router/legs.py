@@ -88,13 +88,15 @@ class LegSink:
     def _follow(self, follower: StreamFollower, data: bytes) -> None:
         out = follower.feed(data)
         num_tokens = follower.num_token_events
-        if num_tokens == 0 and not follower.is_done:
+        if follower.is_done:
+            self._flight.on_stream_done(self._held + out, num_tokens, follower.usage)
+            return
+        if num_tokens == 0:
             self._held += out
         elif out or self._held:
             # What was sound before a break in the same piece still goes out.
-            out, self._held = self._held + out, b""
+            if self._held:
+                out, self._held = self._held + out, b""
             self._flight.on_events(out, num_tokens)
         if follower.broken:
             self._flight.on_broken(follower.broken, self._leg)
-        elif follower.is_done:
-            self._flight.on_stream_done(follower.usage)

@@ -73,10 +73,10 @@ class Histogram:
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """Take a value in."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, number: int = 1) -> None:
+        """Take a value in, as often as it was seen."""
+        self._counts[bisect_left(self._bounds, value)] += number
+        self._sum += value * number
 
     @property
     def count(self) -> int:

@@ -22,22 +22,22 @@ class Reply:
         """The status the client got; 499: it left before one."""
 
     def stream(self) -> None:
-        """Begin a stream of events."""
+        """Begin a stream of events; the head leaves with the first of them."""
         self.code = 200
-        self._exchange.start(200, (*_STREAM_HEADERS, (b"x-request-id", self._shown_id)))
+        headers = (*_STREAM_HEADERS, (b"x-request-id", self._shown_id))
+        self._exchange.start(200, headers, is_held=True)
 
     def write(self, events: bytes) -> None:
         """Send events."""
         self._exchange.write(events)
 
-    def end_stream(self) -> None:
-        """End a stream properly."""
-        self._exchange.finish()
+    def end_stream(self, last: bytes) -> None:
+        """End a stream properly, after its last events."""
+        self._exchange.finish(last)
 
     def break_stream(self, failure: Failure) -> None:
         """End a stream with one error event, and no `[DONE]`."""
-        self._exchange.write(failure.event())
-        self._exchange.finish()
+        self._exchange.finish(failure.event())
 
     def whole(self, body: bytes) -> None:
         """Give a whole answer."""

@@ -55,6 +55,73 @@ def test_any_cut_gives_the_same_bytes(texts, cuts, is_asked):
     assert follower.num_token_events == sum(map(bool, texts)) + 1
 
 
+def chat(text, finish=None, **extra):
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish, **extra}
+    document = {"id": "c", "usage": None, "choices": [choice]}
+    return b"data: " + json.dumps(document).encode() + b"\n\n"
+
+
+def test_events_of_a_shape_seen_before_are_counted_whatever_the_read_holds():
+    first, more = chat(" one"), [chat(f" {i}") for i in range(40)]
+    stream = b"".join([first, *more, chat("", "stop"), DONE])
+    for size in (1, 7, 97, 98, 99, 1000, len(stream)):
+        pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
+        follower, out = feed(pieces, hides_usage=False)
+        assert out == stream
+        assert follower.num_token_events == 41
+        assert follower.is_done
+
+
+def test_nothing_hides_behind_a_shape_seen_before():
+    good = chat("a")
+    shape = len(good) - len(b"a")
+    for bad, why in (
+        (chat("b", "error"), "the engine ended it with error"),
+        (
+            chat("b").replace(b'"b"', b'"b\n\ndata: [DONE]\n\n"'),
+            "an event that is no completion chunk",
+        ),
+        (chat("b").replace(b'"content": "b"', b'"content": 5'), ""),
+        (b'data: {"error":{"message":"boom"}}\n\n', "the engine reported an error"),
+        (good[:-2] + b"}\n\n", "an event that is no completion chunk"),
+    ):
+        for pieces in ([good, good, bad + good], [good, good + bad + good], [good + good + bad]):
+            follower, out = feed(pieces, hides_usage=False)
+            if why:
+                assert follower.broken == why, bad
+                assert out == good + good
+            else:
+                assert out == b"".join(pieces)
+            assert not follower.is_done
+    assert shape > 0
+
+
+def test_events_without_text_do_not_count_as_tokens_after_ones_that_do():
+    pieces = [
+        chat("a"),
+        chat(""),
+        chat("") + chat("b"),
+        chat("c") + chat(""),
+        chat("", "stop"),
+        DONE,
+    ]
+    follower, out = feed(pieces, hides_usage=False)
+    assert out == b"".join(pieces)
+    assert follower.num_token_events == 3
+
+
+def test_a_stream_that_changes_its_shape_is_still_counted_right():
+    choices = [chat("x", index=i % 3) for i in range(30)]
+    reasoning = [
+        b'data: {"choices":[{"index":0,"delta":{"reasoning":"%b"}}]}\n\n' % word
+        for word in (b"so", b"then")
+    ]
+    stream = [*reasoning, *choices, chat('say \\"usage\\"'), chat("", "stop"), DONE]
+    follower, out = feed(stream, hides_usage=False)
+    assert out == b"".join(stream)
+    assert follower.num_token_events == 33
+
+
 def test_usage_beside_choices_is_cut_out_alone():
     stream = chunk("a", "stop", usage=USAGE) + DONE
 

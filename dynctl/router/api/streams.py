@@ -77,12 +77,46 @@ _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_raw_usage = msgspec.json.Decoder(_RawUsage).decode
 
 
+class _Plain:
+    """What events look like that differ from one already parsed in the text of one string alone.
+
+    Between two such events stands `joint`. A read that begins with `prefix`, ends with `suffix` and has the quotes
+    and line ends its number of joints accounts for holds whole events of this shape and nothing else, whatever is in
+    their strings: neither another key nor an event border fits in without one more quote or line end.
+    """
+
+    __slots__ = ("joint", "num_quotes", "prefix", "suffix")
+
+    def __init__(self, prefix: bytes, suffix: bytes) -> None:
+        self.prefix = prefix
+        self.suffix = suffix
+        self.joint = suffix + prefix
+        self.num_quotes = self.joint.count(b'"')
+
+    def count(self, data: bytes) -> int:
+        """How many events `data` is, all of this shape and none without text; 0 when it is anything else."""
+        if not data.startswith(self.prefix) or not data.endswith(self.suffix):
+            return 0
+        number = data.count(self.joint) + 1
+        if (
+            data.count(b'"') != number * self.num_quotes
+            or data.count(b"\n") != 2 * number
+            or b"\\" in data
+            or b'""' in data
+            or b"\r" in data
+        ):
+            return 0
+        return number
+
+
 class StreamFollower:
     """One engine's event stream. `feed` returns what may go to the client; look at the fields after each call."""
 
     __slots__ = (
         "_has_finish",
         "_hides_usage",
+        "_num_learned",
+        "_plain",
         "_splitter",
         "broken",
         "is_done",
@@ -94,6 +128,8 @@ class StreamFollower:
         self._splitter = EventSplitter()
         self._hides_usage = hides_usage
         self._has_finish = False
+        self._plain: _Plain | None = None
+        self._num_learned = 0
         self.num_token_events = 0
         """Events so far that carried text, reasoning or tool calls."""
         self.is_done = False
@@ -104,6 +140,31 @@ class StreamFollower:
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes, return the complete events to forward; nothing more after an end or a fault."""
+        plain = self._plain
+        if plain is None or self._splitter.has_rest or self.is_done or self.broken:
+            return self._feed(data)
+        # The usual read: events of a shape already parsed once. They are not parsed again.
+        number = plain.count(data)
+        if number:
+            self.num_token_events += number
+            return self._without_null(data)
+        end = data.rfind(plain.suffix) + len(plain.suffix)
+        number = plain.count(data[:end]) if len(plain.suffix) < end < len(data) else 0
+        if not number:
+            return self._feed(data)
+        self.num_token_events += number
+        return self._without_null(data[:end]) + self._feed(data[end:])
+
+    def ended(self) -> str:
+        """Say what is wrong when the engine ends the body now; empty: nothing."""
+        if self._is_over():
+            return self.broken
+        return "it ended before its end mark"
+
+    def _is_over(self) -> bool:
+        return self.is_done or bool(self.broken)
+
+    def _feed(self, data: bytes) -> bytes:
         if self._is_over():
             return b""
         try:
@@ -118,16 +179,11 @@ class StreamFollower:
                 break
         return kept[0] if len(kept) == 1 else b"".join(kept)
 
-    def ended(self) -> str:
-        """Say what is wrong when the engine ends the body now; empty: nothing."""
-        if self._is_over():
-            return self.broken
-        return "it ended before its end mark"
-
-    def _is_over(self) -> bool:
-        return self.is_done or bool(self.broken)
-
     def _follow(self, event: bytes) -> bytes:
+        plain = self._plain
+        if plain is not None and plain.count(event) == 1:
+            self.num_token_events += 1
+            return self._without_null(event)
         data = event_data(event)
         if data is None:
             return event if event.startswith(b":") else self._break("an event without data")
@@ -155,18 +211,68 @@ class StreamFollower:
                 self.num_token_events += 1
         if chunk.usage is not None:
             self.usage = chunk.usage
+        elif self._num_learned < _MAX_LEARNED:
+            self._num_learned += 1
+            self._plain = _learn(event, chunk) or self._plain
         if not self._hides_usage:
             return event
         if chunk.usage is None:
-            # An engine asked for usage may write it as null in the other chunks.
-            return event.replace(b',"usage":null', b"", 1)
+            return self._without_null(event)
         if not chunk.choices:
             return b""
         return event.replace(b',"usage":' + bytes(_decode_raw_usage(data).usage), b"", 1)
 
+    def _without_null(self, events: bytes) -> bytes:
+        """Cut out the null that an engine asked for usage may write in chunks that have none.
+
+        Inside a string its quotes would be escaped, so it cannot be text.
+        """
+        return events.replace(_NULL_USAGE, b"") if self._hides_usage else events
+
     def _break(self, why: str) -> bytes:
         self.broken = why
         return b""
+
+
+_NULL_USAGE = b',"usage":null'
+_MAX_LEARNED = 8
+"""A stream whose events change their shape all the time (several choices, token ids) is parsed event by event."""
+
+
+def _learn(event: bytes, chunk: _Chunk) -> _Plain | None:
+    """The shape of an event that is one choice's text and no more; None when it is anything else."""
+    choices = chunk.choices
+    if choices is None or len(choices) != 1 or choices[0].finish_reason is not None:
+        return None
+    if b"\\" in event or b"\r" in event or event.count(b"\n") != 2:
+        return None
+    text, name = _only_text(choices[0])
+    if not text or event.count(name) != 1:
+        return None
+    # Behind the key: a colon, perhaps a space, the quote.
+    start = event.find(b'"', event.find(name) + len(name)) + 1
+    plain = _Plain(event[:start], event[start + len(text.encode()) :])
+    return plain if plain.count(event) == 1 else None
+
+
+def _only_text(choice: _Choice) -> tuple[str | None, bytes]:
+    """The one string of a choice that is its token, and its key; nothing when it has none or several."""
+    delta = choice.delta
+    if choice.text:
+        return (choice.text, b'"text"') if delta is None else (None, b"")
+    if delta is None or delta.tool_calls or delta.function_call or delta.refusal:
+        return None, b""
+    found = [
+        (text, name)
+        for text, name in (
+            (delta.content, b'"content"'),
+            (delta.reasoning, b'"reasoning"'),
+            (delta.reasoning_content, b'"reasoning_content"'),
+        )
+        if text
+    ]
+    text, name = found[0] if len(found) == 1 else (None, b"")
+    return (text, name) if isinstance(text, str) else (None, b"")
 
 
 def _has_token(part: _Part) -> bool:

@@ -1,0 +1,212 @@
+"""The router's own steps for one request, without kernel and event loop: sockets are replaced by objects that only count.
+
+Microseconds here are Python alone, so that small changes show; what a client sees is `router_bench.py`.
+Run: python benchmarks/router_path.py [--policy kv] [--profile] [--flag NAME=NUMBER]
+"""
+
+import argparse
+import asyncio
+import cProfile
+import json
+import pstats
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import uvloop
+
+from dynctl.core.deployment import EngineInfo, EngineState
+from dynctl.http1.connection import Connection
+from dynctl.http1.server import Server, ServerLimits
+from dynctl.http1.server_connection import ServerConnection
+from dynctl.http1.upstream import Address, Upstream
+from dynctl.router.config import EngineTarget, RouterConfig, make_settings
+from dynctl.router.desk import Desk
+from dynctl.router.server import Entrance
+from dynctl.router.sources.route import Route
+from dynctl.router.tokens import load_tokenizer
+
+PEERS = Path(__file__).parent / "peers"
+HEAD = b'"created":1,"model":"mock","system_fingerprint":"w1",'
+SHORT = (
+    b'{"id":"cmpl-1","object":"chat.completion",%b"choices":[{"index":0,"message":{"role":"assistant",'
+    b'"content":"w1 w2 w3 w4"},"finish_reason":"stop"}],"usage":{"prompt_tokens":16,'
+    b'"completion_tokens":4,"total_tokens":20}}' % HEAD
+)
+
+
+def _event(finish):
+    return (
+        b'data: {"id":"cmpl-1","object":"chat.completion.chunk",%b"choices":[{"index":0,"delta":{"content":" w1"},'
+        b'"finish_reason":%b}]}\n\n' % (HEAD, finish)
+    )
+
+
+def _chunk(data):
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+    len(SHORT),
+    SHORT,
+)
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+TOKEN = _chunk(_event(b"null"))
+LAST = _chunk(_event(b'"stop"')) + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+
+
+class Wire(asyncio.Transport):
+    """A transport that drops what is written."""
+
+    def __init__(self):
+        self.num_bytes = self.num_writes = 0
+
+    def write(self, data):
+        self.num_bytes += len(data)
+        self.num_writes += 1
+
+    def is_closing(self):
+        return False
+
+    def get_extra_info(self, name, default=None):
+        return ("127.0.0.1", 1) if name == "peername" else default
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        pass
+
+    def get_write_buffer_size(self):
+        return 0
+
+    def abort(self):
+        pass
+
+    def pause_reading(self):
+        pass
+
+    def resume_reading(self):
+        pass
+
+
+def _request(stream):
+    words = " ".join(f"w{i * 37}" for i in range(16))
+    body = json.dumps(
+        {
+            "model": "mock",
+            "max_tokens": 64 if stream else 4,
+            "temperature": 0,
+            "stream": stream,
+            "ignore_eos": True,
+            "messages": [{"role": "user", "content": words}],
+        }
+    ).encode()
+    return (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:9100\r\ncontent-type: application/json\r\n"
+        b"accept: */*\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    )
+
+
+async def measure(options, folder):
+    targets = tuple(EngineTarget(f"e{i}", "http://127.0.0.1:1") for i in range(4))
+    settings = {}
+    for flag in options.flag or ():
+        name, _, value = flag.partition("=")
+        settings[name] = float(value)
+    config = RouterConfig(
+        listen="127.0.0.1:0",
+        policy=options.policy,
+        tokenizer=f"{folder}/model",
+        engines=targets,
+        settings=make_settings(settings),
+    )
+    desk = Desk(config, load_tokenizer(config.tokenizer))
+    pool = Upstream(Address(host="127.0.0.1", port=1))
+    for target in targets:
+        info = EngineInfo(
+            id=target.id,
+            incarnation="1",
+            state=EngineState.READY,
+            role="aggregated",
+            deployment="",
+            kind="external",
+            model="mock",
+            block_size_tokens=16,
+        )
+        desk.fleet.saw(target.id, info, Route(pool))
+    entrance = Entrance(desk)
+    server = Server(entrance._on_client, ServerLimits(), entrance._admit)  # noqa: SLF001
+    front, back = ServerConnection(server), Connection(pool)
+    front.connection_made(Wire())
+    back.connection_made(Wire())
+    pool._open.add(back)  # noqa: SLF001
+    pool.give_back(back)
+    short, stream = _request(False), _request(True)
+
+    def one_short():
+        front.data_received(short)
+        back.data_received(ANSWER)
+
+    def one_stream(per_read=1):
+        front.data_received(stream)
+        back.data_received(STREAM_HEAD)
+        for _ in range(63 // per_read):
+            back.data_received(TOKEN * per_read)
+        back.data_received(LAST)
+
+    cases = {
+        "short": (one_short, 2000),
+        "stream, 64 reads": (one_stream, 100),
+        "stream, 9 reads": (lambda: one_stream(7), 300),
+    }
+    for name, (call, number) in cases.items():
+        if options.only and options.only not in name:
+            continue
+        before = desk.metrics.requests.value("chat", "200")
+        call()
+        if desk.metrics.requests.value("chat", "200") != before + 1:
+            raise SystemExit(f"{name}: the request was not served")
+        best_us = float("inf")
+        for _ in range(options.rounds):
+            start_s = time.process_time()
+            for _ in range(number):
+                call()
+            best_us = min(best_us, (time.process_time() - start_s) / number * 1e6)
+            await asyncio.sleep(0.01)
+        print(f"{name:20}{best_us:9.1f} µs")
+        if options.profile:
+            profile = cProfile.Profile()
+            profile.enable()
+            for _ in range(number):
+                call()
+            profile.disable()
+            pstats.Stats(profile).sort_stats("tottime").print_stats(options.profile)
+    ok = desk.metrics.requests.value("chat", "200")
+    print(f"{ok:.0f} requests answered with 200, {len(desk.flights)} left")
+    await pool.close()
+    await desk.close(0)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--policy", default="kv")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--profile", type=int, default=0)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--flag", action="append")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            [sys.executable, "make_model.py", f"{folder}/model"],
+            cwd=PEERS,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        uvloop.run(measure(options, folder))
+
+
+if __name__ == "__main__":
+    main()
