@@ -12,8 +12,9 @@ CODE = "port-clash"
 def _judge(evidence: Evidence) -> Iterator[Finding]:
     for planned in planned_ports(evidence.plan):
         audit = evidence.audits.get(planned.host_name)
+        own = evidence.roots.get(planned.host_name)
         for listener in audit.listeners if audit else ():
-            if listener.port != planned.port or listener.root:
+            if listener.port != planned.port or (own and listener.root == own):
                 continue
             if listener.address != planned.address and not (
                 is_any(listener.address) or is_any(planned.address)
