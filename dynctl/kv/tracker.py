@@ -1,10 +1,13 @@
 """What one engine incarnation (and rank) has cached, in our hashes: engine events in, deltas of numbers out.
 
-Engine hashes are handles inside this tracker only. Applying an event twice changes nothing (K3), a removal of an
+Engine hashes are handles inside this tracker only. Only blocks whose whole prefix is held are published: when an engine
+evicts a block in the middle, what hangs below it cannot be found by any request, until the block is stored again. So
+the router may look at few depths of a prompt and trust the rest. Applying an event twice changes nothing (K3), a removal of an
 unknown block is counted (K11), a block whose parent is unknown waits for it a few seconds, then is dropped (K11).
 Not here: order of batches (`sequence`), sockets, the router's index. Pure.
 """
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -59,6 +62,12 @@ class BlockTracker:
     def __init__(self, hasher: BlockHasher) -> None:
         self._hasher = hasher
         self._states: dict[int, PrefixState] = {}
+        self._children: dict[int, int | set[int]] = {}
+        """Handles by their parent's: mostly one, so a set only where there are more. May name removed ones."""
+        self._cut_off: set[int] = set()
+        """Held, but not published: a block above them is missing."""
+        self._below_gap: dict[int, list[int]] = {}
+        """By a missing block's handle: the cut-off ones just below it."""
         self._orphans: OrderedDict[int, list[_Orphan]] = OrderedDict()
         self._num_orphans = 0
         self._stored: dict[int, None] = {}
@@ -93,8 +102,9 @@ class BlockTracker:
         return self._take_delta()
 
     def snapshot(self) -> list[int]:
-        """List the hashes of all blocks held, parents before children as they were stored."""
-        return [state.intdigest() for state in self._states.values()]
+        """List the hashes of all blocks published."""
+        cut_off = self._cut_off
+        return [s.intdigest() for handle, s in self._states.items() if handle not in cut_off]
 
     def _store(self, event: BlockStored, now_s: float) -> None:
         if event.medium not in _DEVICE or event.group_idx != 0:
@@ -107,8 +117,48 @@ class BlockTracker:
             if parent is not None and parent not in self._states:
                 self._keep_orphan(parent, orphan)
                 continue
-            for handle in self._extend(orphan.event, orphan.removed):
-                waiting += self._adopt(handle)
+            is_plain = not orphan.removed and self._is_plain(orphan.event)
+            added = (
+                self._append(orphan.event)
+                if is_plain
+                else self._extend(orphan.event, orphan.removed)
+            )
+            if self._orphans:
+                for handle in added:
+                    waiting += self._adopt(handle)
+
+    def _is_plain(self, event: BlockStored) -> bool:
+        """Tell whether all blocks are new and without keys of their own, and nothing is cut off anywhere."""
+        return (
+            not self._cut_off
+            and not self._below_gap
+            and event.extra_keys is None
+            and len(set(event.block_hashes)) == len(event.block_hashes)
+            and self._states.keys().isdisjoint(event.block_hashes)
+        )
+
+    def _append(self, event: BlockStored) -> tuple[int, ...]:
+        """Do what `_extend` does, for the plain event nearly all are: the whole cost of ingest is here."""
+        parent, handles = event.parent_block_hash, event.block_hashes
+        states = self._states
+        state = self._hasher.start(namespace(event.lora_name)) if parent is None else states[parent]
+        words, stride = memoryview(pack_tokens(event.token_ids)), event.block_size * 4
+        blocks, start = [], 0
+        for handle in handles:
+            state = state.copy()
+            state.update(words[start : start + stride])
+            start += stride
+            states[handle] = state
+            blocks.append(state.intdigest())
+        if parent is not None and handles:
+            self._link(parent, handles[0])
+        self._children.update(itertools.pairwise(handles))
+        if self._removed:
+            for block in blocks:
+                self._publish(block)
+        else:
+            self._stored.update(dict.fromkeys(blocks))
+        return handles
 
     def _extend(self, event: BlockStored, removed: set[int]) -> list[int]:
         """Add the event's blocks to their parent; returns the handles added."""
@@ -127,29 +177,104 @@ class BlockTracker:
             keys = () if is_root else _own_keys(keys_of[i], event.lora_name)
             state = self._hasher.extend(state, words[i * stride : (i + 1) * stride], keys)
             if handle not in removed:
-                self._put(handle, state)
+                self._put(handle, state, parent if i == 0 else event.block_hashes[i - 1])
                 added.append(int(handle))
         return added
 
-    def _put(self, handle: int, state: PrefixState) -> None:
+    def _put(self, handle: int, state: PrefixState, parent: int | None) -> None:
         block = state.intdigest()
         before = self._states.get(handle)
         if before is not None:
             if before.intdigest() == block:
                 return
-            self._drop(handle)  # the handle was given to another prefix: the last writer wins
+            # The handle was given to another prefix: the last writer wins, and what hung below it stays cut off.
+            self._drop(handle)
+            self._below_gap.pop(handle, None)
         self._states[handle] = state
+        below = self._close_gap(handle)
+        if parent is not None:
+            if parent not in self._states:
+                self._open_gap(parent, [handle])
+                self._cut_off.add(handle)
+                return
+            self._link(parent, handle)
+            if parent in self._cut_off:
+                self._cut_off.add(handle)
+                return
+        self._publish(block)
+        for child in self._subtree(below):
+            self._cut_off.discard(child)
+            self._publish(self._states[child].intdigest())
+
+    def _publish(self, block: int) -> None:
         if block in self._removed:
             del self._removed[block]
         else:
             self._stored[block] = None
 
-    def _drop(self, handle: int) -> None:
-        block = self._states.pop(handle).intdigest()
+    def _withdraw(self, block: int) -> None:
         if block in self._stored:
             del self._stored[block]
         else:
             self._removed[block] = None
+
+    def _drop(self, handle: int) -> None:
+        state = self._states.pop(handle)
+        if handle in self._cut_off:
+            self._cut_off.discard(handle)
+        else:
+            self._withdraw(state.intdigest())
+        child = self._children.pop(handle, None)
+        # Engines evict from the tail, so that a block's children are nearly always gone before it.
+        if child is None or (child.__class__ is int and child not in self._states):
+            return
+        below = self._living(child)
+        if below:
+            self._open_gap(handle, below)
+            for child in self._subtree(below):
+                if child not in self._cut_off:
+                    self._cut_off.add(child)
+                    self._withdraw(self._states[child].intdigest())
+
+    def _link(self, parent: int, handle: int) -> None:
+        known = self._children.get(parent)
+        if known is None or known == handle:
+            self._children[parent] = handle
+        elif isinstance(known, set):
+            known.add(handle)
+            if len(known) >= 16 and len(known) & (len(known) - 1) == 0:
+                # Removed ones are cleared away now and then, so that a system prompt's children do not pile up.
+                self._children[parent] = {child for child in known if child in self._states}
+        else:
+            self._children[parent] = {known, handle}
+
+    def _living(self, children: int | set[int] | None) -> list[int]:
+        if children is None:
+            return []
+        handles = children if isinstance(children, set) else (children,)
+        return [child for child in handles if child in self._states]
+
+    def _subtree(self, handles: Iterable[int]) -> list[int]:
+        """List blocks and all that is held below them, parents first."""
+        found = list(handles)
+        for handle in found:  # grows on the way
+            found += self._living(self._children.get(handle))
+        return found
+
+    def _open_gap(self, handle: int, below: list[int]) -> None:
+        gaps = self._below_gap
+        gaps.setdefault(handle, []).extend(below)
+        if len(gaps) >= 1024 and len(gaps) & (len(gaps) - 1) == 0:
+            # Gaps with nothing left below them are never closed.
+            living = self._states
+            self._below_gap = {gap: b for gap, b in gaps.items() if any(c in living for c in b)}
+
+    def _close_gap(self, handle: int) -> list[int]:
+        """Hang what a gap had cut off below its block again; return it."""
+        below = [child for child in self._below_gap.pop(handle, ()) if child in self._states]
+        for child in below:
+            self._link(handle, child)
+        return below
 
     def _remove(self, event: BlockRemoved) -> None:
         if event.medium not in _DEVICE or event.group_idx != 0:
@@ -163,6 +288,9 @@ class BlockTracker:
 
     def _clear(self) -> None:
         self._states.clear()
+        self._children.clear()
+        self._cut_off.clear()
+        self._below_gap.clear()
         self._orphans.clear()
         self._num_orphans = 0
         self._stored.clear()

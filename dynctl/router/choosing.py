@@ -1,19 +1,34 @@
 """What a policy sees and what it returns.
 
-A policy is side-effect free: raw facts in, a choice with its terms out; booking and recording are the caller's.
-Not here: any policy. Pure.
+A policy is a pure function: frozen facts and one random draw in, a position out. So a choice can be repeated from what
+was recorded of it, bit for bit. Booking and recording are the caller's. Not here: any policy. Pure.
 """
 
-import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
-
-from dynctl.router.workers import Worker
+from typing import NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Load(NamedTuple):
+    """What one engine is worth asking, at one moment; replaced as a whole when anything of it changes."""
+
+    engine: str
+    prefill_ms_per_token: float
+    prefill_base_ms: float
+    free_at_s: float
+    """When its queued prefills are expected to be over, on the router's monotonic clock."""
+    itl_slope_ms: float
+    """What each running sequence adds to the gap between two tokens."""
+    active_requests: int
+    active_tokens: int
+    """Prompt and expected output of what runs there."""
+    pending_prefill_tokens: int
+    capacity_tokens: int
+    """Of KV memory; 0: not known."""
+    recent: float
+    """Requests sent there lately, each weighing less the older it is; in units of `Need.recent_unit`."""
+
+
+class Need(NamedTuple):
     """What one leg of a request asks of an engine."""
 
     prompt_tokens: int
@@ -21,49 +36,42 @@ class Need:
     """Expected to be generated; 1 for a prefill leg."""
     ordinal: int
     """Counts the router's decisions; gives round robin its turn."""
+    now_s: float = 0.0
+    recent_unit: float = 1.0
+    """The weight of a request made now, in `Load.recent`."""
     transfer_ms_per_token: float | None = None
     """Set when another engine does the prefill: what the prompt's uncached tokens then cost here."""
     near_ms: float = 1.0
     near_ratio: float = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The engine taken, and why."""
-
-    position: int
-    """In the candidates."""
-    names: tuple[str, ...] = ()
-    """Of the terms; their unit is at the end of each."""
-    terms: tuple[tuple[float, ...], ...] = ()
-    """Per candidate, in their order: (num_candidates, num_terms)."""
-
-
 class Policy(Protocol):
     """Chooses among engines that may take the request; there is always at least one.
 
-    `overlaps[i]` is how many prompt tokens the index expects cached on `workers[i]`.
+    `overlaps[i]` is how many prompt tokens the index expects cached on `loads[i]`; `draw` is from [0, 1).
     """
 
-    uses_index: bool
-    """Whether prompts must be tokenised and matched for it."""
+    @property
+    def uses_index(self) -> bool:
+        """Whether prompts must be tokenised and matched for it."""
+
+    @property
+    def term_names(self) -> tuple[str, ...]:
+        """What `terms` returns; the unit is at the end of each name."""
 
     def choose(
-        self, need: Need, workers: Sequence[Worker], overlaps: Sequence[int], rng: random.Random
-    ) -> Choice:
-        """Choose one; the same inputs and generator state give the same choice."""
+        self, need: Need, loads: Sequence[Load], overlaps: Sequence[int], draw: float
+    ) -> int:
+        """Return the position of the choice; the same inputs give the same."""
+        ...
+
+    def terms(
+        self, need: Need, loads: Sequence[Load], overlaps: Sequence[int]
+    ) -> list[tuple[float, ...]]:
+        """Say per candidate what the choice was made by."""
         ...
 
 
-def nearest(costs: Sequence[float], overlaps: Sequence[int], need: Need, rng: random.Random) -> int:
-    """Position of the lowest cost; among those nearly as low the longest overlap, then at random.
-
-    A cached prefix that costs nothing to keep using is kept, also where prefill looks almost free.
-    """
-    best = min(costs)
-    limit = best + max(need.near_ms, need.near_ratio * abs(best))
-    near = [position for position, cost in enumerate(costs) if cost <= limit]
-    if len(near) > 1:
-        most = max(overlaps[position] for position in near)
-        near = [position for position in near if overlaps[position] == most]
-    return near[0] if len(near) == 1 else near[int(rng.random() * len(near))]
+def drawn(positions: Sequence[int], draw: float) -> int:
+    """Take one of several equally good positions."""
+    return positions[0] if len(positions) == 1 else positions[int(draw * len(positions))]

@@ -87,6 +87,16 @@ class Settings:
     """What each further running sequence adds to it, until learned."""
     transfer_ms_per_token: float = 0.005
     """What moving a token's KV to a decode engine is assumed to cost: 100 KiB a token at 20 GB/s."""
+    transfer_setup_ms: float = 2.0
+    """What a transfer is assumed to cost before its first byte; both are learned per pair of engines."""
+    transfer_max_bytes: int = 0
+    """Larger prompts are computed where they are generated; 0: no limit."""
+    kv_bytes_per_token: int = 0
+    """Of the model's KV; 0: not known, and no limit in bytes applies."""
+    conditional_prefill: int = 1
+    """With pools: 1 decides per request whether to prefill elsewhere and copy, or on the decode engine; 0 always copies."""
+    decode_stall: float = 1.0
+    """What a millisecond of prefill on a decode engine costs each sequence it runs, in milliseconds. A guess."""
     near_ms: float = 1.0
     """Candidates whose cost is within this of the best …"""
     near_ratio: float = 0.02

@@ -1,10 +1,16 @@
-"""The last decisions, each with every candidate's terms and what came of it; formatted only when somebody asks. Pure."""
+"""The last decisions, each with all it was made from and what came of it; formatted only when somebody asks.
+
+A decision keeps the policy's frozen inputs, so that the same choice can be computed again. Pure.
+"""
 
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+
+from dynctl.router.choosing import Load, Need, Policy
+from dynctl.router.transfer_cost import PathCosts
 
 
 @dataclass(slots=True)
@@ -14,16 +20,21 @@ class Decision:
     request_id: str
     leg: str
     """`whole`, `prefill` or `decode`."""
-    prompt_tokens: int
     is_tokenized: bool
     """False: the count is guessed and the index was not asked."""
-    engines: tuple[str, ...]
-    active_requests: tuple[int, ...]
+    need: Need
+    loads: list[Load]
     """Per candidate, before this request was booked."""
-    overlaps_tokens: tuple[int, ...]
-    names: tuple[str, ...]
-    terms: tuple[tuple[float, ...], ...]
+    overlaps_tokens: list[int]
+    draw: float
     position: int
+    asked: Policy
+    """The policy that chose; the plain rule where the configured one failed."""
+    route_key: str = ""
+    costs: PathCosts | None = None
+    """With pools: both ways to the KV, where they were compared."""
+    path_reason: str = ""
+    """With pools: `copy`, or why the decode engine prefills itself."""
     policy: str = ""
     unix_s: float = 0.0
     outcome: str = ""
@@ -31,42 +42,90 @@ class Decision:
     cached_tokens: int | None = None
     """What the engine says it had cached."""
     ttft_ms: float | None = None
+    """From sending to the first token."""
+    waited_ms: float = 0.0
+    """From arrival to sending: tokenising, waiting for room, an earlier leg."""
 
     @property
     def engine(self) -> str:
         """The engine taken."""
-        return self.engines[self.position]
+        return self.loads[self.position].engine
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return self.need.prompt_tokens
 
     @property
     def overlap_tokens(self) -> int:
         """What the index expected cached there."""
         return self.overlaps_tokens[self.position]
 
+    def recompute(self) -> int:
+        """Make the same choice again from the same inputs."""
+        return self.asked.choose(self.need, self.loads, self.overlaps_tokens, self.draw)
+
+    def predicted_ms(self, position: int) -> dict[str, float]:
+        """Parts of the time to first token expected at a candidate."""
+        load, need = self.loads[position], self.need
+        uncached = max(need.prompt_tokens - self.overlaps_tokens[position], 1)
+        if need.transfer_ms_per_token is not None:
+            return {"queue_ms": 0.0, "prefill_ms": uncached * need.transfer_ms_per_token}
+        return {
+            "queue_ms": max(load.free_at_s - need.now_s, 0.0) * 1e3,
+            "prefill_ms": load.prefill_base_ms + uncached * load.prefill_ms_per_token,
+        }
+
     def to_json(self) -> dict[str, Any]:
         """The decision as a JSON object, candidates with their terms by name."""
+        terms = self.asked.terms(self.need, self.loads, self.overlaps_tokens)
         candidates = []
-        for i, engine in enumerate(self.engines):
-            candidate: dict[str, Any] = {
-                "engine": engine,
-                "active_requests": self.active_requests[i],
-                "overlap_tokens": self.overlaps_tokens[i],
-            }
-            if self.terms:
-                candidate |= dict(zip(self.names, self.terms[i], strict=True))
-            candidates.append(candidate)
+        for position, load in enumerate(self.loads):
+            named = dict(zip(self.asked.term_names, terms[position], strict=True))
+            candidates.append(
+                {
+                    "engine": load.engine,
+                    "active_requests": load.active_requests,
+                    "overlap_tokens": self.overlaps_tokens[position],
+                    "predicted_ttft_ms": round(sum(self.predicted_ms(position).values()), 3),
+                }
+                | {name: round(value, 3) for name, value in named.items()}
+            )
+        predicted = self.predicted_ms(self.position)
         return {
             "request_id": self.request_id,
             "unix_s": self.unix_s,
             "leg": self.leg,
+            "route_key": self.route_key,
             "policy": self.policy,
             "engine": self.engine,
             "prompt_tokens": self.prompt_tokens,
             "is_tokenized": self.is_tokenized,
             "overlap_tokens": self.overlap_tokens,
             "cached_tokens": self.cached_tokens,
+            "predicted": {name: round(value, 3) for name, value in predicted.items()},
+            "waited_ms": round(self.waited_ms, 3),
             "ttft_ms": self.ttft_ms,
             "outcome": self.outcome,
+            "path": self.path_reason,
+            "costs": None if self.costs is None else self.costs._asdict(),
+            "counterfactual": self._counterfactual(),
+            "is_reproduced": self.recompute() == self.position,
             "candidates": candidates,
+        }
+
+    def _counterfactual(self) -> dict[str, Any] | None:
+        """What the same policy would have chosen without the engine it took."""
+        if len(self.loads) < 2:
+            return None
+        others = [p for p in range(len(self.loads)) if p != self.position]
+        loads = [self.loads[p] for p in others]
+        overlaps = [self.overlaps_tokens[p] for p in others]
+        position = others[self.asked.choose(self.need, loads, overlaps, self.draw)]
+        return {
+            "engine": self.loads[position].engine,
+            "overlap_tokens": self.overlaps_tokens[position],
+            "predicted_ttft_ms": round(sum(self.predicted_ms(position).values()), 3),
         }
 
 

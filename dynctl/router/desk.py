@@ -154,7 +154,7 @@ class Desk:
         self._timer = self.loop.call_later(_TICK_S, self._tick)
         now_s = self.loop.time()
         self._ticks += 1
-        self.index.sweep()
+        self.index.sweep(now_s)
         if len(self.line):
             for flight in self.line.expired(now_s):
                 flight.expire(queue_timeout())

@@ -46,6 +46,8 @@ from dynctl.router.transfer import transfer_fault
 
 log = logging.getLogger("dynctl.router")
 
+_MAX_ROUTE_KEY = 64
+
 
 class Flight:
     """A request from its acceptance to its end."""
@@ -313,6 +315,7 @@ class Flight:
             self.request.max_tokens,
             self._local_reason(wants_prefill=action.wants_prefill),
             frozenset(self._excluded),
+            self._route_key(),
             self._may_repeat,
         )
         result: Placed | Unplaced
@@ -331,6 +334,13 @@ class Flight:
             desk.metrics.queue.observe(now_s - self._ledger.arrived_s)
         self._do(handoff.placed(has_prefill=result.prefill is not None))
 
+    def _route_key(self) -> str:
+        """What kind of request this is: as the client says, else by what it asks for."""
+        given = self._exchange.request.header(b"x-dynctl-route-key")
+        if given is not None and len(given) <= _MAX_ROUTE_KEY:
+            return given.decode("latin-1")
+        return f"{self.request.endpoint}:{self.request.max_tokens}"
+
     def _local_reason(self, *, wants_prefill: bool) -> str:
         if self.request.num_sequences > 1:
             return "many_sequences"
@@ -341,7 +351,9 @@ class Flight:
         booking = ledger.bookings[leg]
         worker = booking.worker
         if leg is Leg.MAIN and ledger.needs_prefill and transfer is None:
-            ledger.overlap_tokens = desk.placement.prefill_locally(self._prompt, booking)
+            ledger.overlap_tokens = desk.placement.prefill_locally(
+                self._prompt, booking, desk.loop.time()
+            )
         if leg is Leg.MAIN:
             ledger.needs_prefill = False
         route = desk.fleet.routes.get(worker.id)

@@ -8,6 +8,7 @@ from dynctl.router.decisions import Decision, DecisionRing
 from dynctl.router.handoff import Leg
 from dynctl.router.metrics import Metrics
 from dynctl.router.placement import Placed
+from dynctl.router.transfer_cost import Move
 from dynctl.router.workers import Booking, WorkerTable
 
 
@@ -18,6 +19,8 @@ class Ledger:
         "_cached_tokens",
         "_decisions",
         "_first_s",
+        "_metrics",
+        "_move",
         "_metrics",
         "_num_tokens",
         "_ring",
@@ -36,6 +39,10 @@ class Ledger:
         self._decisions: dict[Leg, Decision] = {}
         self._cached_tokens: int | None = None
         self._first_s = 0.0
+        self._prefill_ms: dict[Leg, float] = {}
+        """How long each leg's prefill took, its turn in the engine's queue excluded."""
+        self._move: Move | None = None
+        """The transfer under way to the engine that generates."""
         self._num_tokens = 0
         self.arrived_s = arrived_s
         self.sent_s = 0.0
@@ -54,6 +61,7 @@ class Ledger:
         if placed.main is not None:
             self.bookings[Leg.MAIN] = placed.main
             self.needs_prefill = placed.prefill is not None
+            self._move = placed.move
         if placed.prefill is not None:
             self.bookings[Leg.PREFILL] = placed.prefill
         if placed.overlap_tokens is not None:
@@ -74,9 +82,14 @@ class Ledger:
         decision = self._decisions.get(leg)
         if decision is not None:
             decision.ttft_ms = round(ttft_ms, 3)
+            decision.waited_ms = (self.sent_s - self.arrived_s) * 1e3
         if booking.has_prefill:
-            booking.worker.prefill.learn(booking.prefill_ahead_tokens, ttft_ms)
-        booking.prefill_ended()
+            began_s = max(self.sent_s, booking.worker.prefill_ended_s)
+            self._prefill_ms[leg] = (now_s - began_s) * 1e3
+        elif self._move is not None and leg is Leg.MAIN:
+            self._move.took(ttft_ms)
+            self._move = None
+        booking.prefill_ended(now_s)
 
     def tokens(self, num_tokens: int, now_s: float) -> None:
         """Note how many token events a stream has had by now; those read together share the gap before them."""
@@ -97,9 +110,14 @@ class Ledger:
         """Take an engine's count; a decode engine only repeats what the prefill engine had cached."""
         if leg is Leg.MAIN:
             self.usage = usage
+        decision = self._decisions.get(leg)
+        if decision is not None and leg in self._prefill_ms:
+            cached = usage.cached_tokens if usage is not None else None
+            hit = decision.overlap_tokens if cached is None else cached
+            tokens = max(decision.prompt_tokens - hit, 1)
+            self.bookings[leg].worker.prefill_took(tokens, self._prefill_ms.pop(leg))
         if usage is None:
             return
-        decision = self._decisions.get(leg)
         if decision is not None and decision.leg != "decode":
             decision.cached_tokens = usage.cached_tokens
         if self._cached_tokens is None:
@@ -108,6 +126,9 @@ class Ledger:
     def faulted(self, leg: Leg, reason: str) -> None:
         """Note the end of an attempt."""
         self._metrics.engine_failures.add(self.bookings[leg].worker.id, reason)
+        if leg is Leg.MAIN and self._move is not None and not self.needs_prefill:
+            self._move.failed(self.sent_s)
+            self._move = None
         decision = self._decisions.get(leg)
         if decision is not None:
             decision.outcome = reason
@@ -119,7 +140,7 @@ class Ledger:
         if booking is None or self._num_tokens < 2 or num < 2:
             return
         itl_ms = (self.last_s - self._first_s) * 1e3 / (num - 1)
-        booking.worker.itl.learn(booking.worker.active_requests, itl_ms)
+        booking.worker.gaps_took(itl_ms)
 
     def completed(self, prompt_tokens: int, workers: WorkerTable) -> None:
         """Count the tokens of a request that was served whole; `prompt_tokens` is our own count, for want of a better."""
@@ -127,7 +148,8 @@ class Ledger:
         if usage is not None:
             prompt_tokens = usage.prompt_tokens or prompt_tokens
             metrics.output_tokens.add(by=usage.output_tokens)
-            workers.output_tokens.learn(usage.output_tokens)
+            if decision := self._decisions.get(Leg.MAIN):
+                workers.lengths.learn(decision.route_key, usage.output_tokens)
         metrics.prompt_tokens.add(by=prompt_tokens)
         metrics.predicted_hit_tokens.add(by=min(self.overlap_tokens, prompt_tokens))
         if self._cached_tokens:

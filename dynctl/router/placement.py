@@ -1,19 +1,34 @@
 """Where a request goes: candidates from the table, overlaps from the index, a choice by the policy, booked at once.
 
-Every path is booked here, at decision time, also retries and fall-backs. Not here: queues, sockets, clocks. Pure.
+With pools, whether the prompt is computed where it is generated or copied there is decided per request by cost
+(`transfer_cost`). Every path is booked here, at decision time, also retries and fall-backs. Not here: queues,
+sockets, clocks. Pure, but for a log line when a policy fails.
 """
 
+import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dynctl.router.api.answers import Failure, no_engine
-from dynctl.router.choosing import Choice, Need, Policy
+from dynctl.router.choosing import Load, Need, Policy
 from dynctl.router.config import Settings
 from dynctl.router.decisions import Decision
+from dynctl.router.fallback import RoutingBreaker
+from dynctl.router.policies.least_loaded import POLICY as PLAIN
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.prompt import Prompt
-from dynctl.router.workers import Booking, Worker, WorkerTable
+from dynctl.router.transfer_cost import (
+    Links,
+    Move,
+    PathCosts,
+    TransferFacts,
+    can_transfer,
+    stall_ms,
+)
+from dynctl.router.workers import Booking, View, Worker, WorkerTable
+
+log = logging.getLogger("dynctl.router")
 
 _DECODE = frozenset(("decode",))
 _PREFILL = frozenset(("prefill",))
@@ -33,6 +48,8 @@ class Order:
     """Why the engine that generates must prefill too (several sequences, prefill engines failed); empty: it need not."""
     excluded: frozenset[tuple[str, str]] = frozenset()
     """Engines (with incarnation) that failed this request."""
+    route_key: str = ""
+    """What kind of request this is; lengths of answers are learned per kind."""
     may_repeat: bool = False
     """Whether an excluded engine may be tried again when there is no other."""
 
@@ -46,6 +63,8 @@ class Placed:
     prefill: Booking | None
     overlap_tokens: int | None
     """Expected cached on the engine that does the prefill; None: as known before."""
+    move: Move | None = None
+    """The transfer this leads to."""
     local_reason: str = ""
     """Why a decode engine does its own prefill; empty where that is not the case."""
     decisions: list[Decision] = field(default_factory=list)
@@ -57,6 +76,23 @@ class Unplaced:
 
     failure: Failure | None
     """None: worth waiting for."""
+
+
+@dataclass(slots=True)
+class _Pick:
+    """A choice not yet booked."""
+
+    view: View
+    workers: Sequence[Worker]
+    decision: Decision
+
+    @property
+    def worker(self) -> Worker:
+        return self.workers[self.decision.position]
+
+    @property
+    def overlap(self) -> int:
+        return self.decision.overlap_tokens
 
 
 class Placement:
@@ -73,6 +109,8 @@ class Placement:
         self.workers = workers
         self.index = index
         self.policy = policy
+        self.links = Links(settings.transfer_setup_ms, settings.transfer_ms_per_token)
+        self.breaker = RoutingBreaker()
         self._settings = settings
         self._rng = rng
         self._num_decisions = 0
@@ -80,78 +118,132 @@ class Placement:
     def place(self, order: Order, now_s: float) -> Placed | Unplaced:
         """Choose and book all engines a request needs."""
         roles = self._main_roles(order.model)
-        mains = self._candidates(order, roles, now_s)
+        view = self.workers.view(roles, order.model, now_s)
+        mains = self._candidates(order, view, now_s)
         if not mains:
             return Unplaced(self._why_none(order, roles))
         if roles is not _DECODE:
-            booking, overlap, decision = self._book(order, "whole", mains)
-            return Placed(booking, None, overlap, decisions=[decision])
-        return self._place_split(order, mains, now_s)
+            booking, decision = self._book(order, self._pick(order, "whole", view, mains, now_s))
+            return Placed(booking, None, decision.overlap_tokens, decisions=[decision])
+        return self._place_split(order, view, mains, now_s)
 
     def place_main(self, order: Order, now_s: float) -> Placed | Unplaced:
         """Choose only the engine that generates from blocks another engine has ready."""
-        mains = self._candidates(order, _DECODE, now_s)
+        view = self.workers.view(_DECODE, order.model, now_s)
+        mains = self._candidates(order, view, now_s)
         if not mains:
             return Unplaced(self._why_none(order, _DECODE))
-        booking, _, decision = self._book(order, "decode", mains)
+        booking, decision = self._book(order, self._pick(order, "decode", view, mains, now_s))
         return Placed(booking, None, None, decisions=[decision])
 
     def place_prefill(self, order: Order, now_s: float) -> Placed:
         """Choose another prefill engine for a request whose decode engine is booked; there may be none."""
-        prefills = self._candidates(order, _PREFILL, now_s)
+        view = self.workers.view(_PREFILL, order.model, now_s)
+        prefills = self._candidates(order, view, now_s)
         if not prefills:
-            return Placed(None, None, None, "no_prefill_engine")
-        booking, overlap, decision = self._book(order, "prefill", prefills)
-        return Placed(None, booking, overlap, decisions=[decision])
+            return Placed(None, None, None, local_reason="no_prefill_engine")
+        booking, decision = self._book(order, self._pick(order, "prefill", view, prefills, now_s))
+        return Placed(None, booking, decision.overlap_tokens, decisions=[decision])
 
-    def prefill_locally(self, prompt: Prompt, main: Booking) -> int:
+    def prefill_locally(self, prompt: Prompt, main: Booking, now_s: float) -> int:
         """Enter the whole prefill in the decode engine's books; return the overlap expected there."""
-        overlap = self._overlaps(prompt, [main.worker])[0]
-        main.prefill_here(max(prompt.num_tokens - overlap, 1))
+        overlap = self._overlaps(prompt, View([main.worker], self.workers.tally), [main.worker])[0]
+        main.prefill_here(max(prompt.num_tokens - overlap, 1), now_s)
         return overlap
 
-    # Inside
+    # Pools
 
     def _place_split(
-        self, order: Order, mains: Sequence[Worker], now_s: float
+        self, order: Order, view: View, mains: Sequence[Worker], now_s: float
     ) -> Placed | Unplaced:
         if order.local_reason:
-            return self._place_local(order, mains, order.local_reason)
-        if not self.workers.serving(_PREFILL, order.model):
-            return self._place_local(order, mains, "no_prefill_engine")
-        prefills = self._candidates(order, _PREFILL, now_s)
+            return self._place_local(order, view, mains, order.local_reason, now_s)
+        prefill_view = self.workers.view(_PREFILL, order.model, now_s)
+        if not prefill_view.workers:
+            return self._place_local(order, view, mains, "no_prefill_engine", now_s)
+        prefills = self._candidates(order, prefill_view, now_s)
         if not prefills:
             # Prefill engines are full: queueing beats turning a decode engine into one. After a failure it does not.
             if order.excluded:
-                return self._place_local(order, mains, "prefill_failed")
+                return self._place_local(order, view, mains, "prefill_failed", now_s)
             return Unplaced(None)
-        main, main_overlap, main_decision = self._book(order, "decode", mains)
-        left = order.prompt.num_tokens - main_overlap
-        if left <= self._settings.local_prefill_max_tokens:
-            main.prefill_here(max(left, 1))
-            return Placed(main, None, main_overlap, "short", [main_decision])
-        prefill, overlap, decision = self._book(order, "prefill", prefills)
-        return Placed(main, prefill, overlap, decisions=[main_decision, decision])
+        main = self._pick(order, "decode", view, mains, now_s)
+        prefill = self._pick(order, "prefill", prefill_view, prefills, now_s)
+        reason, costs = self._path(order, main, prefill, now_s)
+        main.decision.costs = prefill.decision.costs = costs
+        main.decision.path_reason = prefill.decision.path_reason = reason or "copy"
+        if reason:
+            booking, decision = self._book(order, main)
+            booking.prefill_here(max(order.prompt.num_tokens - main.overlap, 1), now_s)
+            return Placed(booking, None, main.overlap, None, reason, [decision])
+        booking, decision = self._book(order, main)
+        prefill_booking, prefill_decision = self._book(order, prefill)
+        start_s = prefill_booking.worker.free_at_s
+        tokens = max(order.prompt.num_tokens - main.overlap, 1)
+        self.links.book(prefill.worker.id, main.worker.id, tokens, start_s)
+        move = Move(self.links, prefill.worker.id, main.worker.id, tokens)
+        return Placed(
+            booking, prefill_booking, prefill.overlap, move, "", [decision, prefill_decision]
+        )
 
-    def _place_local(self, order: Order, mains: Sequence[Worker], reason: str) -> Placed:
-        booking, overlap, decision = self._book(order, "whole", mains)
-        return Placed(booking, None, overlap, reason, [decision])
+    def _path(
+        self, order: Order, main: _Pick, prefill: _Pick, now_s: float
+    ) -> tuple[str, PathCosts | None]:
+        """Say why the decode engine should prefill itself; empty: it should not."""
+        settings, prompt = self._settings, order.prompt
+        source, target = prefill.worker, main.worker
+        left = max(prompt.num_tokens - main.overlap, 1)
+        if left <= settings.local_prefill_max_tokens:
+            return "short", None
+        capacity = target.capacity_tokens
+        reason = can_transfer(
+            TransferFacts(
+                left,
+                max(capacity - target.active_tokens, 0) if capacity else None,
+                self.links.is_usable(source.id, target.id, now_s),
+                True,
+                settings.kv_bytes_per_token,
+                settings.transfer_max_bytes,
+            )
+        )
+        if reason or not (settings.conditional_prefill and self.policy.uses_index):
+            return reason, None
+        local_ms = target.prefill.at(left)
+        recompute_ms = max(target.free_at_s - now_s, 0.0) * 1e3 + local_ms
+        recompute_ms += stall_ms(local_ms, target.active_requests, settings.decode_stall)
+        queue_ms = max(source.free_at_s - now_s, 0.0) * 1e3
+        uncached = max(prompt.num_tokens - prefill.overlap, 1)
+        remote_ms = queue_ms + source.prefill.at(uncached)
+        move = self.links.cost(source.id, target.id, left, now_s + remote_ms / 1e3)
+        costs = PathCosts(recompute_ms, remote_ms + move.wait_ms + move.move_ms)
+        return "cheaper" if costs.recompute_ms < costs.copy_ms else "", costs
+
+    def _place_local(
+        self, order: Order, view: View, mains: Sequence[Worker], reason: str, now_s: float
+    ) -> Placed:
+        booking, decision = self._book(order, self._pick(order, "whole", view, mains, now_s))
+        return Placed(booking, None, decision.overlap_tokens, None, reason, [decision])
 
     def _main_roles(self, model: str | None) -> frozenset[str]:
         """Decode engines generate where there are any that serve; otherwise whole-request engines."""
-        if self.workers.serving(_DECODE, model):
+        if self.workers.view(_DECODE, model, 0.0).workers:
             return _DECODE
-        if self.workers.serving(_AGGREGATED, model):
+        if self.workers.view(_AGGREGATED, model, 0.0).workers:
             return _AGGREGATED
         known = self.workers.readiness(_DECODE, model)
         return _DECODE if known.coming else _AGGREGATED
 
-    def _candidates(self, order: Order, roles: frozenset[str], now_s: float) -> list[Worker]:
-        serving = self.workers.serving(roles, order.model)
-        fresh = [worker for worker in serving if worker.key not in order.excluded]
-        if not fresh and order.may_repeat:
-            fresh = serving
-        return [worker for worker in fresh if worker.has_room(now_s)]
+    # One choice
+
+    def _candidates(self, order: Order, view: View, now_s: float) -> Sequence[Worker]:
+        workers: Sequence[Worker] = view.workers
+        if order.excluded:
+            fresh = [worker for worker in workers if worker.key not in order.excluded]
+            if fresh or not order.may_repeat:
+                workers = fresh
+        if self.workers.may_limit(now_s):
+            return self.workers.with_room(workers, now_s)
+        return workers
 
     def _why_none(self, order: Order, roles: frozenset[str]) -> Failure | None:
         readiness = self.workers.readiness(roles, order.model)
@@ -162,58 +254,86 @@ class Placement:
             return None
         return None if serving or readiness.coming else no_engine()
 
-    def _book(
-        self, order: Order, leg: str, workers: Sequence[Worker]
-    ) -> tuple[Booking, int, Decision]:
-        prompt, settings = order.prompt, self._settings
-        overlaps = self._overlaps(prompt, workers)
-        expected = max(1, int(self.workers.output_tokens.value))
-        output = 1 if leg == "prefill" else min(order.max_tokens or expected, expected)
+    def _pick(
+        self, order: Order, leg: str, view: View, workers: Sequence[Worker], now_s: float
+    ) -> _Pick:
+        settings, prompt, table = self._settings, order.prompt, self.workers
+        output = (
+            1 if leg == "prefill" else table.lengths.expected(order.route_key, order.max_tokens)
+        )
         need = Need(
             prompt.num_tokens,
             output,
             self._num_decisions,
+            now_s,
+            table.recent_unit(now_s),
             settings.transfer_ms_per_token if leg == "decode" else None,
             settings.near_ms,
             settings.near_ratio,
         )
         self._num_decisions += 1
-        choice = self.policy.choose(need, workers, overlaps, self._rng)
-        worker, overlap = workers[choice.position], overlaps[choice.position]
-        uncached = 0 if leg == "decode" else max(prompt.num_tokens - overlap, 1)
-        decision = _decision(order, leg, workers, overlaps, choice)
-        return worker.book(prompt.num_tokens, uncached, output), overlap, decision
+        loads = [worker.cached_load or worker.load() for worker in workers]
+        policy, overlaps, position, draw = self._choose(prompt, view, workers, need, loads)
+        decision = Decision(
+            order.request_id,
+            leg,
+            prompt.is_known,
+            need,
+            loads,
+            overlaps,
+            draw,
+            position,
+            policy,
+            order.route_key,
+        )
+        return _Pick(view, workers, decision)
 
-    def _overlaps(self, prompt: Prompt, workers: Sequence[Worker]) -> list[int]:
+    def _choose(
+        self, prompt: Prompt, view: View, workers: Sequence[Worker], need: Need, loads: list[Load]
+    ) -> tuple[Policy, list[int], int, float]:
+        """Ask the policy; where it raises, or did so often lately, the plain rule decides: requests never fail by routing."""
+        policy, draw, breaker = self.policy, self._rng.random(), self.breaker
+        if not breaker.is_open(need.now_s):
+            try:
+                overlaps = self._overlaps(prompt, view, workers)
+                position = policy.choose(need, loads, overlaps, draw)
+            except Exception:  # whatever a policy or the index does wrong
+                log.exception("routing failed; the least loaded engine is taken")
+                breaker.record(need.now_s, is_failure=True)
+            else:
+                breaker.record(need.now_s, is_failure=False)
+                return policy, overlaps, position, draw
+        overlaps = [0] * len(loads)
+        plain: Policy = PLAIN
+        return plain, overlaps, plain.choose(need, loads, overlaps, draw), draw
+
+    def _book(self, order: Order, pick: _Pick) -> tuple[Booking, Decision]:
+        decision, worker, prompt = pick.decision, pick.worker, order.prompt
+        need = decision.need
+        self.workers.num_sent += 1
+        uncached = 0 if decision.leg == "decode" else max(need.prompt_tokens - pick.overlap, 1)
+        size = worker.block_size
+        blocks = prompt.blocks(size) if self.policy.uses_index else None
+        if blocks is not None:
+            # The next request with this prefix sees it before the engine's events do.
+            self.index.expect(worker.id, blocks, blocks.num_blocks, pick.overlap // size)
+        booking = worker.book(
+            need.prompt_tokens, uncached, need.output_tokens, need.now_s, need.recent_unit
+        )
+        return booking, decision
+
+    def _overlaps(self, prompt: Prompt, view: View, workers: Sequence[Worker]) -> list[int]:
         """Tokens the index expects cached, per worker; 0 where nothing can be known."""
-        if not prompt.is_known or not self.policy.uses_index:
-            return [0] * len(workers)
-        matches: dict[int, dict[str, int]] = {}
-        overlaps = []
-        for worker in workers:
-            size = worker.block_size
-            if size < 1 or worker.parity == "mismatch":
-                overlaps.append(0)
-                continue
-            match = matches.get(size)
-            if match is None:
-                match = matches[size] = self.index.match(prompt.hashes(size))
-            overlaps.append(match.get(worker.id, 0) * size)
-        return overlaps
-
-
-def _decision(
-    order: Order, leg: str, workers: Sequence[Worker], overlaps: list[int], choice: Choice
-) -> Decision:
-    return Decision(
-        request_id=order.request_id,
-        leg=leg,
-        prompt_tokens=order.prompt.num_tokens,
-        is_tokenized=order.prompt.is_known,
-        engines=tuple(worker.id for worker in workers),
-        active_requests=tuple(worker.active_requests for worker in workers),
-        overlaps_tokens=tuple(overlaps),
-        names=choice.names,
-        terms=choice.terms,
-        position=choice.position,
-    )
+        overlaps = [0] * len(view.workers)
+        if prompt.is_known and self.policy.uses_index:
+            for size in view.block_sizes(self.index):
+                blocks = prompt.blocks(size)
+                assert blocks is not None
+                tiers = self.index.tiers(blocks, prompt.num_cacheable(size))
+                for depth, bits in tiers:
+                    tokens = depth * size
+                    for position in view.positions_of(bits, size, self.index):
+                        overlaps[position] = max(overlaps[position], tokens)
+        if workers is view.workers:
+            return overlaps
+        return [overlaps[view.positions[worker.id]] for worker in workers]

@@ -1,15 +1,22 @@
 """Which engine holds which block of which prefix: hash → set of engines, kept as bits of an integer.
 
-Clearing or dropping an engine is O(1): its bit is retired and swept out later, shard by shard. Under the byte budget
-each shard keeps two generations; a block confirmed again moves to the young one, and the old one is dropped when
-the young one is half the budget. Eviction costs hits, never correctness.
+A match jumps: it looks at depths that are sums of falling powers of two and so finds each engine's depth after about
+log2(blocks) look-ups. That is right as long as an engine's blocks are closed towards the root, which the tracker
+sees to (`kv.tracker`: a block whose parent is gone is not published). Blocks forgotten here to keep the byte budget
+may lie in between without harm. Clearing or dropping an engine is O(1): its bit is retired and swept out later.
+
+Under the byte budget each shard keeps two generations; a block confirmed again, by its engine or by a match, moves to
+the young one, and the old one is dropped when the young one is half the budget. Eviction costs hits, never correctness.
 
 Not here: hashing, scoring, where events come from. Pure.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from dynctl.kv.hashing import PrefixState, PromptBlocks
+from dynctl.router.expected import ExpectedBlocks
 
 ENTRY_BYTES = 104
 """Of one hash: slot of the dictionary at its mean load plus the key's integer object; masks are shared.
@@ -26,6 +33,14 @@ class Source(NamedTuple):
     engine_id: str
     incarnation: str
     rank: int = 0
+
+
+class Tier(NamedTuple):
+    """Sources that hold a prompt down to the same depth."""
+
+    depth: int
+    """Blocks."""
+    bits: int
 
 
 @dataclass(slots=True)
@@ -46,6 +61,8 @@ class PrefixIndex:
         self._slots: dict[Source, _Slot] = {}
         self._engine_ids: dict[int, str] = {}
         """By bit, live ones only."""
+        self._one_bit: dict[str, int] = {}
+        """By engine: what is expected of it is not known by rank."""
         self._live = 0
         self._free: list[int] = []
         self._next_bit = 1
@@ -53,6 +70,9 @@ class PrefixIndex:
         """One shared object per mask value: beyond small integers each would cost 32 bytes an entry."""
         self._retired: list[tuple[int, int]] = []
         self._sweep_at = 0
+        self._expected = ExpectedBlocks()
+        self.layout = 0
+        """Changes whenever a bit changes its meaning."""
 
     def begin(self, source: Source) -> None:
         """Start a source with no blocks; what its rank held before, of whatever incarnation, is gone at once."""
@@ -65,7 +85,9 @@ class PrefixIndex:
             self._next_bit <<= 1
         self._slots[source] = _Slot(bit)
         self._engine_ids[bit] = source.engine_id
+        self._one_bit[source.engine_id] = bit
         self._live |= bit
+        self.layout += 1
 
     def drop(self, engine_id: str) -> None:
         """Forget an engine with all its ranks; unknown ones are no error."""
@@ -76,8 +98,14 @@ class PrefixIndex:
         slot = self._slots.pop(source)
         self._live &= ~slot.bit
         del self._engine_ids[slot.bit]
+        if self._one_bit.get(source.engine_id) == slot.bit:
+            others = [s.bit for o, s in self._slots.items() if o.engine_id == source.engine_id]
+            self._one_bit.pop(source.engine_id)
+            if others:
+                self._one_bit[source.engine_id] = others[0]
         # The bit is reused only after every shard was swept once from here on.
         self._retired.append((slot.bit, _NUM_SHARDS))
+        self.layout += 1
 
     def holds(self, source: Source) -> bool:
         """Tell whether updates of this source are taken."""
@@ -99,6 +127,10 @@ class PrefixIndex:
                 if len(shard) >= half:
                     old[at], shard = shard, {}
                     young[at] = shard
+                if not mask:
+                    added += 1
+                    shard[block] = bit
+                    continue
             if not mask & bit:
                 added += 1
             mask = (mask & live) | bit
@@ -113,21 +145,27 @@ class PrefixIndex:
         slot = self._slots.get(source)
         if slot is None:
             return False
+        bit, keep = slot.bit, self._live & ~slot.bit
+        young, old, masks, num_removed = self._young, self._old, self._masks, 0
+        expected = self._expected if len(self._expected) else None
         for block in hashes:
+            if expected is not None:
+                expected.remove(block, bit)
             at = block & _SHARD_BITS
-            shard = self._young[at]
+            shard = young[at]
             mask = shard.get(block)
             if mask is None:
-                shard = self._old[at]
+                shard = old[at]
                 mask = shard.get(block, 0)
-            if not mask & slot.bit:
+            if not mask & bit:
                 continue
-            slot.num_blocks -= 1
-            mask &= self._live & ~slot.bit
+            num_removed += 1
+            mask &= keep
             if mask:
-                shard[block] = self._masks.setdefault(mask, mask)
+                shard[block] = masks.setdefault(mask, mask)
             else:
                 del shard[block]
+        slot.num_blocks -= num_removed
         return True
 
     def clear(self, source: Source) -> bool:
@@ -137,38 +175,77 @@ class PrefixIndex:
         self.begin(source)
         return True
 
-    def match(self, hashes: Sequence[int]) -> dict[str, int]:
+    def expect(self, engine_id: str, blocks: PromptBlocks, num_blocks: int, num_held: int) -> None:
+        """Count a prompt just sent to an engine as held there until its events come, or a few seconds pass.
+
+        So the next request with the same prefix follows it. Only every n-th depth is noted, in steps that a match
+        of any other prompt looks at too. An engine without events of its own has no place here.
+        """
+        bit = self._one_bit.get(engine_id)
+        if bit is not None and num_blocks > num_held:
+            self._expected.add(bit, blocks, num_blocks, num_held)
+
+    def tiers(self, blocks: PromptBlocks, num_blocks: int) -> list[Tier]:
+        """Group the sources by how many of a prompt's first `num_blocks` they hold without a gap; none at 0."""
+        out: list[Tier] = []
+        if num_blocks < 1:
+            return out
+        first = blocks.extend(None, 0, 1)
+        bits = self._mask_of(first.intdigest()) & self._live
+        if not bits:
+            return out
+        # (depth held, next step, by whom, hash state at that depth); depth 0 stands for the sure depth 1.
+        todo: list[tuple[int, int, int, PrefixState | None]] = [
+            (0, 1 << (num_blocks.bit_length() - 1), bits, None)
+        ]
+        while todo:
+            depth, step, bits, state = todo.pop()
+            while step:
+                further = depth + step
+                if further <= num_blocks:
+                    known = first if further == 1 else blocks.extend(state, depth, step)
+                    deep = bits & self._mask_of(known.intdigest())
+                    if deep:
+                        if shallow := bits ^ deep:
+                            todo.append((depth, step >> 1, shallow, state))
+                        depth, bits, state = further, deep, known
+                step >>= 1
+            # Depth 1 was seen, unless the blocks there are forgotten here while deeper ones are not.
+            out.append(Tier(max(depth, 1), bits))
+        return out
+
+    def _mask_of(self, block: int) -> int:
+        at = block & _SHARD_BITS
+        mask = self._young[at].get(block)
+        if mask is None:
+            mask = self._old[at].pop(block, 0)
+            if mask:
+                # A prefix in use is worth keeping under the budget.
+                self._young[at][block] = mask
+        return mask | self._expected.mask_of(block) if len(self._expected) else mask
+
+    def match(self, blocks: PromptBlocks, num_blocks: int | None = None) -> dict[str, int]:
         """Return each engine's longest unbroken prefix in blocks, the best of its ranks; engines with none are left out."""
-        alive = self._live
         depths: dict[str, int] = {}
-        young, old = self._young, self._old
-        depth = 0
-        for block in hashes:
-            at = block & _SHARD_BITS
-            mask = young[at].get(block)
-            if mask is None:
-                mask = old[at].get(block, 0)
-            kept = alive & mask
-            if kept != alive:
-                if depth:
-                    self._note(alive & ~kept, depth, depths)
-                alive = kept
-                if not alive:
-                    return depths
-            depth += 1
-        if depth:
-            self._note(alive, depth, depths)
+        for depth, bits in self.tiers(
+            blocks, blocks.num_blocks if num_blocks is None else num_blocks
+        ):
+            for engine_id in self.engines_of(bits):
+                depths[engine_id] = max(depth, depths.get(engine_id, 0))
         return depths
 
-    def _note(self, bits: int, depth: int, depths: dict[str, int]) -> None:
+    def engines_of(self, bits: int) -> list[str]:
+        """Name the engines whose sources these bits are; an engine with several ranks can be there twice."""
+        found = []
         while bits:
             bit = bits & -bits
-            # Depths only grow during a match, so the last one noted is the best rank's.
-            depths[self._engine_ids[bit]] = depth
+            found.append(self._engine_ids[bit])
             bits ^= bit
+        return found
 
-    def sweep(self) -> bool:
+    def sweep(self, now_s: float) -> bool:
         """Take retired bits out of one shard; True while another call is worth while. Call it from a timer."""
+        self._expected.age(now_s)
         if not self._retired:
             return False
         at, live, masks = self._sweep_at, self._live, self._masks
@@ -180,7 +257,9 @@ class PrefixIndex:
             }
         self._sweep_at = (at + 1) % _NUM_SHARDS
         left = [(bit, shards - 1) for bit, shards in self._retired]
-        self._free += [bit for bit, shards in left if shards == 0]
+        if freed := [bit for bit, shards in left if shards == 0]:
+            self._expected.forget(sum(freed))
+            self._free += freed
         self._retired = [(bit, shards) for bit, shards in left if shards]
         return bool(self._retired)
 

@@ -1,11 +1,11 @@
-"""A request's prompt as routing needs it: how many tokens, and its block hashes per block size.
+"""A request's prompt as routing needs it: how many tokens, and its blocks per block size.
 
 Not here: tokenising (`tokens`). Pure.
 """
 
 from collections.abc import Sequence
 
-from dynctl.kv.hashing import BlockHasher
+from dynctl.kv.hashing import BlockHasher, PromptBlocks
 
 _CHARS_PER_TOKEN = 4
 """Of English text under the usual vocabularies; only for prompts nobody tokenised."""
@@ -27,14 +27,14 @@ class Hashers:
 
 
 class Prompt:
-    """One prompt; hashes are computed when a placement first asks for them, then kept for retries."""
+    """One prompt; its tokens are packed when a placement first asks, then kept for retries."""
 
-    __slots__ = ("_hashers", "_hashes", "_token_ids", "num_tokens")
+    __slots__ = ("_blocks", "_hashers", "_token_ids", "num_tokens")
 
     def __init__(self, hashers: Hashers, token_ids: Sequence[int] | None, num_tokens: int) -> None:
         self._hashers = hashers
         self._token_ids = token_ids
-        self._hashes: dict[int, Sequence[int]] = {}
+        self._blocks: dict[int, PromptBlocks] = {}
         self.num_tokens = num_tokens
         """Exact when `is_known`, else guessed from the text's length."""
 
@@ -53,14 +53,15 @@ class Prompt:
         """Whether the tokens are known, so that the index can be asked."""
         return self._token_ids is not None
 
-    def hashes(self, block_size: int) -> Sequence[int]:
-        """Hashes of the blocks an engine can find cached: whole ones that leave at least one token to compute."""
-        found = self._hashes.get(block_size)
+    def blocks(self, block_size: int) -> PromptBlocks | None:
+        """The prompt in an engine's blocks; None where tokens or block size are not known."""
+        found = self._blocks.get(block_size)
         if found is None:
-            ids = self._token_ids
-            if ids is None or block_size < 1:
-                return ()
-            blocks = self._hashers.of(block_size).prompt(ids)
-            found = blocks.hashes()[: (len(ids) - 1) // block_size]
-            self._hashes[block_size] = found
+            if self._token_ids is None or block_size < 1:
+                return None
+            found = self._blocks[block_size] = self._hashers.of(block_size).prompt(self._token_ids)
         return found
+
+    def num_cacheable(self, block_size: int) -> int:
+        """Blocks an engine can find cached: whole ones that leave at least one token to compute."""
+        return (self.num_tokens - 1) // block_size

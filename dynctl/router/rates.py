@@ -28,6 +28,13 @@ class Line:
         self._sxx = weight * scale * scale
         self._sxy = weight * scale * pinned
 
+    def copy(self) -> "Line":
+        """Return a line that has seen the same and goes its own way from here."""
+        twin = Line(self.base, self.slope, 1.0)
+        for name in Line.__slots__:
+            setattr(twin, name, getattr(self, name))
+        return twin
+
     def at(self, x: float) -> float:
         """Predict y."""
         return self.base + self.slope * x
@@ -60,3 +67,30 @@ class Mean:
     def learn(self, value: float) -> None:
         """Take an observation in."""
         self.value = self.value * self._keep + value * (1.0 - self._keep)
+
+
+class OutputLengths:
+    """Expected output tokens by what kind of request it is (route key); an unknown kind is taken as the mean of all."""
+
+    _MAX_KEYS = 4096
+
+    def __init__(self, start_tokens: float = 128.0) -> None:
+        """`start_tokens` is a guess until the first answers end."""
+        self._all = Mean(start_tokens)
+        self._by_key: dict[str, Mean] = {}
+
+    def expected(self, key: str, limit: int | None) -> int:
+        """Tokens an answer is expected to have, never above the request's own limit."""
+        mean = self._by_key.get(key, self._all)
+        tokens = max(1, round(mean.value))
+        return tokens if limit is None else min(limit, tokens)
+
+    def learn(self, key: str, num_tokens: int) -> None:
+        """Take an answer's length in."""
+        self._all.learn(num_tokens)
+        mean = self._by_key.get(key)
+        if mean is None:
+            if len(self._by_key) >= self._MAX_KEYS:
+                return
+            mean = self._by_key[key] = Mean(float(num_tokens), keep=0.95)
+        mean.learn(num_tokens)

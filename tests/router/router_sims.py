@@ -67,7 +67,7 @@ async def routed_sims(
         policy=policy,
         tokenizer=tokenizer,
         engines=tuple(sim.target for sim in sims),
-        settings=make_settings({"engine_poll_s": 0.1} | (settings or {})),
+        settings=make_settings({"engine_poll_s": 0.1, "conditional_prefill": 0} | (settings or {})),
     )
     async with Router(config) as router:
         client = Client(router.port)

@@ -1,5 +1,6 @@
 """What every policy keeps to, and what each one is for."""
 
+import dataclasses
 import random
 
 import pytest
@@ -8,13 +9,14 @@ from hypothesis import strategies as st
 
 from dynctl import registry
 from dynctl.core.deployment import EngineInfo, EngineState
-from dynctl.router.choosing import Need
+from dynctl.router.choosing import Load, Need
 from dynctl.router.config import Settings
 from dynctl.router.desk import load_policy
 from dynctl.router.placement import Order, Placed, Placement
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.prompt import Hashers, Prompt
-from dynctl.router.workers import Worker, WorkerTable
+from dynctl.router.rates import OutputLengths
+from dynctl.router.workers import WorkerTable
 
 POLICIES = registry.names("dynctl.router.policies")
 SETTINGS = Settings()
@@ -25,97 +27,145 @@ def info(name, role="aggregated", state=EngineState.READY, **facts):
     return EngineInfo(name, f"{name}.1", state, role, "d", "sim", "m", **(defaults | facts))
 
 
-def worker(name, active=0, pending=0):
-    made = Worker(info(name), SETTINGS)
-    made.active_requests = active
-    made.pending_prefill_tokens = pending
-    return made
+def load(name, active=0, pending=0, recent=1.0):
+    """An engine that prefills 10,000 tokens a second."""
+    return Load(name, 0.1, 5.0, pending * 1e-4, 0.1, active, 0, pending, 100_000, recent)
 
 
-WORKERS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 10_000)), min_size=1, max_size=6)
+LOADS = st.lists(
+    st.builds(
+        load, st.just("e"), st.integers(0, 20), st.integers(0, 10_000), st.floats(0.0, 100.0)
+    ),
+    min_size=1,
+    max_size=6,
+)
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@given(loads=WORKERS, seed=st.integers(0, 100), prompt=st.integers(1, 5000), data=st.data())
+@given(
+    loads=LOADS,
+    ordinal=st.integers(0, 100),
+    draw=st.floats(0, 0.999999),
+    prompt=st.integers(1, 5000),
+    data=st.data(),
+)
 @settings(max_examples=60, deadline=None)
-def test_a_choice_is_a_candidate_changes_nothing_and_is_repeatable(name, loads, seed, prompt, data):
+def test_a_choice_is_a_candidate_and_repeatable(name, loads, ordinal, draw, prompt, data):
     policy = load_policy(name)
-    workers = [worker(f"e{i}", *load) for i, load in enumerate(loads)]
-    overlaps = [data.draw(st.integers(0, prompt)) for _ in workers]
-    need = Need(prompt, 100, seed)
-    before = [(w.active_requests, w.pending_prefill_tokens, w.active_tokens) for w in workers]
+    overlaps = [data.draw(st.integers(0, prompt)) for _ in loads]
+    need = Need(prompt, 100, ordinal)
 
-    first = policy.choose(need, workers, overlaps, random.Random(seed))
-    second = policy.choose(need, workers, overlaps, random.Random(seed))
+    first = policy.choose(need, loads, overlaps, draw)
 
-    assert first == second
-    assert 0 <= first.position < len(workers)
-    assert not first.terms or len(first.terms) == len(workers)
-    assert before == [
-        (w.active_requests, w.pending_prefill_tokens, w.active_tokens) for w in workers
-    ]
+    assert first == policy.choose(need, loads, overlaps, draw)
+    assert 0 <= first < len(loads)
+    terms = policy.terms(need, loads, overlaps)
+    assert [len(term) for term in terms] == [len(policy.term_names)] * len(loads)
 
 
-@given(st.integers(0, 5000), st.integers(0, 50), st.integers(0, 20_000), st.integers(1, 400))
+def cost(prompt=5000, overlap=0, other=None, **facts):
+    """What the kv policy counts against an engine beside an idle one."""
+    loads = [load("e", **facts), other or load("idle")]
+    return sum(load_policy("kv").terms(Need(prompt, 100, 0), loads, [overlap, 0])[0])
+
+
+@given(
+    st.integers(0, 5000),
+    st.integers(0, 50),
+    st.integers(0, 20_000),
+    st.floats(0, 50),
+    st.integers(1, 400),
+)
 @settings(max_examples=100, deadline=None)
-def test_kv_costs_grow_with_each_burden(overlap, active, pending, more):
+def test_kv_costs_grow_with_each_burden(overlap, active, pending, recent, more):
+    facts = {"active": active, "pending": pending, "recent": recent}
+    base = cost(overlap=overlap, **facts)
+    assert cost(overlap=max(overlap - more, 0), **facts) >= base
+    assert cost(overlap=overlap, **facts | {"active": active + more}) >= base
+    assert cost(overlap=overlap, **facts | {"pending": pending + more}) >= base
+    assert cost(overlap=overlap, **facts | {"recent": recent + more}) >= base
+
+
+@given(loads=LOADS, prompt=st.integers(1, 200_000), data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_kv_chooses_the_lowest_sum_of_the_terms_it_shows(loads, prompt, data):
     policy = load_policy("kv")
-    need = Need(5000, 100, 0)
+    overlaps = [data.draw(st.integers(0, prompt)) for _ in loads]
+    need = Need(prompt, 100, 0, near_ms=0.0, near_ratio=0.0)
 
-    def cost(overlap, active, pending):
-        return sum(
-            policy.choose(need, [worker("e", active, pending)], [overlap], random.Random(0)).terms[
-                0
-            ]
-        )
+    position = policy.choose(need, loads, overlaps, 0.5)
 
-    base = cost(overlap, active, pending)
-    assert cost(max(overlap - more, 0), active, pending) >= base
-    assert cost(overlap, active + more, pending) >= base
-    assert cost(overlap, active, pending + more) >= base
+    sums = [sum(term) for term in policy.terms(need, loads, overlaps)]
+    assert sums[position] <= min(sums) * (1 + 1e-9)
 
 
 def test_kv_prefers_the_cache_until_the_load_costs_more():
     policy = load_policy("kv")
     need = Need(2000, 100, 0)
-    holder, idle = worker("holder"), worker("idle")
-    assert policy.choose(need, [idle, holder], [0, 1900], random.Random(0)).position == 1
+    assert policy.choose(need, [load("idle"), load("holder")], [0, 1900], 0.5) == 1
+    busy = load("holder", pending=10_000)
+    assert policy.choose(need, [load("idle"), busy], [0, 1900], 0.5) == 0
 
-    holder.pending_prefill_tokens = 10_000
-    assert policy.choose(need, [idle, holder], [0, 1900], random.Random(0)).position == 0
+
+def test_kv_lets_a_cached_prefix_yield_to_an_unfair_share():
+    policy = load_policy("kv")
+    need = Need(2000, 100, 0)
+    others = [load(f"e{i}", recent=10.0) for i in range(3)]
+
+    shares = [
+        policy.choose(need, [load("holder", recent=float(n)), *others], [1000, 0, 0, 0], 0.5) == 0
+        for n in range(0, 60, 5)
+    ]
+
+    assert shares[0]
+    assert not shares[-1]
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_kv_memory_pressure_rises_smoothly_from_the_watermark():
+    def memory(tokens):
+        loads = [load("e")._replace(active_tokens=tokens)]
+        return load_policy("kv").terms(Need(1000, 1, 0), loads, [0])[0][3]
+
+    costs = [memory(tokens) for tokens in range(0, 110_000, 5000)]
+    assert costs == sorted(costs)
+    assert memory(69_000) == 0.0
+    assert 0.0 < memory(71_000) < 10.0
+    assert memory(99_000) > 1000.0
 
 
 @pytest.mark.parametrize("name", ["kv", "least_loaded", "prefix", "random"])
 def test_ties_are_broken_at_random_not_always_the_first(name):
     policy = load_policy(name)
     rng = random.Random(1)
-    workers = [worker(f"e{i}") for i in range(4)]
+    loads = [load(f"e{i}") for i in range(4)]
 
     counts = [0] * 4
     for i in range(800):
-        counts[policy.choose(Need(100, 10, i), workers, [0] * 4, rng).position] += 1
+        counts[policy.choose(Need(100, 10, i), loads, [0] * 4, rng.random())] += 1
 
     assert min(counts) > 120
 
 
 def test_round_robin_takes_turns():
     policy = load_policy("round_robin")
-    workers = [worker(f"e{i}") for i in range(3)]
+    loads = [load(f"e{i}") for i in range(3)]
 
-    chosen = [
-        policy.choose(Need(1, 1, i), workers, [0] * 3, random.Random(0)).position for i in range(6)
+    assert [policy.choose(Need(1, 1, i), loads, [0] * 3, 0.5) for i in range(6)] == [
+        0,
+        1,
+        2,
+        0,
+        1,
+        2,
     ]
-
-    assert chosen == [0, 1, 2, 0, 1, 2]
 
 
 def test_prefix_yields_when_the_holder_is_much_busier():
     policy = load_policy("prefix")
-    workers = [worker("holder", 2), worker("other", 1)]
-    assert policy.choose(Need(100, 1, 0), workers, [64, 0], random.Random(0)).position == 0
-
-    workers[0].active_requests = 20
-    assert policy.choose(Need(100, 1, 0), workers, [64, 0], random.Random(0)).position == 1
+    need = Need(100, 1, 0)
+    assert policy.choose(need, [load("holder", 2), load("other", 1)], [64, 0], 0.5) == 0
+    assert policy.choose(need, [load("holder", 20), load("other", 1)], [64, 0], 0.5) == 1
 
 
 STATES = st.sampled_from(list(EngineState))
@@ -137,7 +187,8 @@ def test_only_eligible_engines_are_booked_whatever_the_policy(name, fleet, is_si
         table.put(info(f"e{i}", role, state))
         made = table.get(f"e{i}")
         made.is_reachable = is_reachable
-        made.active_requests = active
+        for _ in range(active):
+            made.book(0, 0, 0)
         index.begin(Source(made.id, made.incarnation))
         if is_excluded:
             excluded.add(made.key)
@@ -186,16 +237,110 @@ def test_a_restarted_engine_holds_nothing_of_its_former_life():
     table, index = WorkerTable(SETTINGS), PrefixIndex()
     table.put(info("a"))
     index.begin(Source("a", "a.1"))
-    index.store(Source("a", "a.1"), [1, 2, 3])
+    prompt = Hashers("s").of(2).prompt([1, 2, 3, 4, 5, 6])
+    index.store(Source("a", "a.1"), prompt.hashes())
     booking = table.get("a").book(100, 100, 10)
-    import dataclasses
 
-    fresh = dataclasses.replace(info("a"), incarnation="a.2")
-
-    assert table.put(fresh)
+    assert table.put(dataclasses.replace(info("a"), incarnation="a.2"))
     index.drop("a")
     assert not index.store(Source("a", "a.1"), [4])
-    assert index.match([1, 2, 3]) == {}
+    assert index.match(prompt) == {}
     assert table.get("a").active_requests == 0
     booking.release()
     assert table.get("a").active_requests == 0
+
+
+def fleet_of(num, name="kv", seed=0):
+    table, index = WorkerTable(SETTINGS), PrefixIndex()
+    for i in range(num):
+        table.put(info(f"e{i}", max_num_seqs=1000))
+        index.begin(Source(f"e{i}", f"e{i}.1"))
+    return table, index, Placement(table, index, load_policy(name), SETTINGS, random.Random(seed))
+
+
+def order(tokens, request_id="r"):
+    return Order(request_id, Prompt.known(Hashers("s"), tokens), None, 16)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_an_engine_that_joins_gets_at_most_two_fair_shares_at_first(name):
+    table, index, placement = fleet_of(4, name)
+    rng, now_s = random.Random(3), 0.0
+    for i in range(200):
+        placement.place(order([rng.randrange(1000) for _ in range(200)]), now_s + i * 0.05)
+    table.put(info("new", max_num_seqs=1000))
+    index.begin(Source("new", "new.1"))
+
+    taken = 0
+    for i in range(500):
+        now_s = 10.0 + i * 0.05
+        placed = placement.place(order([rng.randrange(1000) for _ in range(200)]), now_s)
+        taken += placed.main.worker.id == "new"
+
+    assert 0 < taken <= 2 * 500 / 5 + 1
+
+
+def test_a_burst_with_one_prefix_spreads_only_as_load_asks():
+    _, _, placement = fleet_of(4)
+    shared = list(range(2000))
+
+    first = placement.place(order([*shared, 1]), 0.0)
+    second = placement.place(order([*shared, 2]), 0.5)
+
+    assert second.overlap_tokens >= 1700
+    assert second.main.worker is first.main.worker
+    used = {placement.place(order([*shared, 3 + i]), 0.0).main.worker.id for i in range(40)}
+    assert len(used) == 4
+
+
+def test_a_policy_that_fails_never_fails_a_request_and_is_tried_again():
+    _, _, placement = fleet_of(3)
+    broken = placement.policy
+
+    class Breaks:
+        uses_index, term_names, is_well = True, (), False
+        num_asked = 0
+
+        def choose(self, *args):
+            self.num_asked += 1
+            if not self.is_well:
+                raise ValueError("a fault of ours")
+            return broken.choose(*args)
+
+    placement.policy = policy = Breaks()
+    used = [placement.place(order(range(i, 100 + i)), i * 0.1).main.worker.id for i in range(50)]
+    assert set(used) == {"e0", "e1", "e2"}
+    asked = policy.num_asked
+    assert asked < 50, "the breaker opened"
+
+    policy.is_well = True
+    placement.place(order(range(100)), 100.0)
+    assert policy.num_asked == asked + 1
+
+
+def test_the_same_choice_is_computed_again_from_what_was_recorded():
+    _, _, placement = fleet_of(5)
+    rng = random.Random(4)
+    for i in range(60):
+        placed = placement.place(order([rng.randrange(3) for _ in range(300)]), i * 0.01)
+        (decision,) = placed.decisions
+        assert decision.recompute() == decision.position
+        shown = decision.to_json()
+        assert shown["is_reproduced"]
+        assert len(shown["candidates"]) == 5
+        assert shown["counterfactual"]["engine"] != shown["engine"]
+        if i % 3 == 0:
+            placed.main.release()
+
+
+def test_expected_output_is_learned_per_route_key():
+    lengths = OutputLengths()
+    rng = random.Random(1)
+    for _ in range(300):
+        lengths.learn("short", rng.randrange(8, 13))
+        lengths.learn("long", rng.randrange(900, 1101))
+
+    assert 9 <= lengths.expected("short", None) <= 11
+    assert 950 <= lengths.expected("long", None) <= 1050
+    assert lengths.expected("long", 64) == 64
+    assert 300 <= lengths.expected("unknown", None) <= 700

@@ -1,120 +1,218 @@
-"""The index equals a naive dictionary after any history of events."""
+"""Tracker and index together equal a naive model after any history of an engine's events (Q9)."""
 
-from hypothesis import given, settings
+import random
+
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from dynctl.core.kv import AllBlocksCleared, BlockRemoved, BlockStored
+from dynctl.kv.hashing import BlockHasher
+from dynctl.kv.tracker import BlockTracker
 from dynctl.router.prefix_index import ENTRY_BYTES, PrefixIndex, Source
 
-ENGINES = ("a", "b", "c")
-BLOCKS = st.lists(st.integers(1, 12).map(lambda n: n * 0x9E3779B97F4A7C15 % 2**64), max_size=6)
-SOURCES = st.builds(
-    Source, st.sampled_from(ENGINES), st.sampled_from(("i1", "i2")), st.integers(0, 1)
-)
-EVENTS = st.one_of(
-    st.tuples(st.just("begin"), SOURCES, st.just([])),
-    st.tuples(st.just("store"), SOURCES, BLOCKS),
-    st.tuples(st.just("store"), SOURCES, BLOCKS),
-    st.tuples(st.just("remove"), SOURCES, BLOCKS),
-    st.tuples(st.just("clear"), SOURCES, st.just([])),
-    st.tuples(st.just("drop"), SOURCES, st.just([])),
-    st.tuples(st.just("sweep"), SOURCES, st.just([])),
-)
+HASHER = BlockHasher(b"s", 2)
+SOURCES = [(engine, rank) for engine in ("a", "b", "c") for rank in (0, 1)]
+TOKENS = st.lists(st.integers(0, 2), min_size=2, max_size=24)
 
 
-class Naive:
-    """Sets per source; a rank has one incarnation at a time."""
+def handle(prefix):
+    return hash(("engine", tuple(prefix))) & (2**64 - 1)
+
+
+class Engine:
+    """One rank's cache as the engine has it: whole prefixes by handle, in any shape eviction may leave."""
+
+    def __init__(self, name, rank):
+        self.source_of = lambda start: Source(name, f"i{start}", rank)
+        self.start = 0
+        self.held = {}
+        self.tracker = BlockTracker(HASHER)
+
+    @property
+    def source(self):
+        return self.source_of(self.start)
+
+    def depth(self, tokens):
+        depth = 0
+        while 2 * (depth + 1) <= len(tokens) and handle(tokens[: 2 * (depth + 1)]) in self.held:
+            depth += 1
+        return depth
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Any events, restarts, gaps and snapshots; every query asks all engines."""
 
     def __init__(self):
-        self.held = {}
+        super().__init__()
+        self.index = PrefixIndex()
+        self.now_s = 0.0
+        self.engines = {key: Engine(*key) for key in SOURCES}
+        for engine in self.engines.values():
+            self.index.begin(engine.source)
+        self.queries = [[0] * 24]
 
-    def apply(self, kind, source, blocks):
-        if kind == "begin":
-            for other in [
-                s for s in self.held if (s.engine_id, s.rank) == (source.engine_id, source.rank)
-            ]:
-                del self.held[other]
-            self.held[source] = set()
-        elif kind == "drop":
-            for other in [s for s in self.held if s.engine_id == source.engine_id]:
-                del self.held[other]
-        elif source in self.held:
-            if kind == "store":
-                self.held[source] |= set(blocks)
-            elif kind == "remove":
-                self.held[source] -= set(blocks)
-            elif kind == "clear":
-                self.held[source] = set()
+    def follow(self, engine, delta):
+        if delta.cleared:
+            self.index.clear(engine.source)
+        self.index.remove(engine.source, delta.removed)
+        self.index.store(engine.source, delta.stored)
 
-    def match(self, hashes):
-        depths = {}
-        for source, held in self.held.items():
-            depth = 0
-            while depth < len(hashes) and hashes[depth] in held:
-                depth += 1
-            if depth:
-                depths[source.engine_id] = max(depth, depths.get(source.engine_id, 0))
-        return depths
+    @rule(key=st.sampled_from(SOURCES), tokens=TOKENS)
+    def computes(self, key, tokens):
+        """An engine stores what it lacks of a prompt, parents first."""
+        engine = self.engines[key]
+        self.queries = [tokens, *self.queries[:4]]
+        events = []
+        for end in range(2, len(tokens) // 2 * 2 + 1, 2):
+            own, parent = handle(tokens[:end]), handle(tokens[: end - 2]) if end > 2 else None
+            if own not in engine.held:
+                engine.held[own] = tokens[:end]
+                events.append(BlockStored((own,), parent, tuple(tokens[end - 2 : end]), 2))
+        self.follow(engine, engine.tracker.apply(events, self.now_s))
+
+    @rule(key=st.sampled_from(SOURCES), tokens=TOKENS)
+    def stores_in_one_event(self, key, tokens):
+        """The same in a single event, twice: duplicates change nothing."""
+        engine = self.engines[key]
+        self.queries = [tokens, *self.queries[:4]]
+        ends = range(2, len(tokens) // 2 * 2 + 1, 2)
+        for end in ends:
+            engine.held[handle(tokens[:end])] = tokens[:end]
+        handles = tuple(handle(tokens[:end]) for end in ends)
+        event = BlockStored(handles, None, tuple(tokens[: ends[-1]]), 2)
+        self.follow(engine, engine.tracker.apply([event, event], self.now_s))
+
+    @rule(key=st.sampled_from(SOURCES), seed=st.integers(0, 99))
+    def evicts_any_blocks(self, key, seed):
+        """Also in the middle of a prefix, and ones it does not have."""
+        engine = self.engines[key]
+        rng = random.Random(seed)
+        handles = sorted(engine.held)
+        gone = [*rng.sample(handles, min(len(handles), rng.randrange(1, 4))), 7]
+        for block in gone:
+            engine.held.pop(block, None)
+        self.follow(engine, engine.tracker.apply([BlockRemoved(tuple(gone))], self.now_s))
+
+    @rule(key=st.sampled_from(SOURCES))
+    def clears(self, key):
+        engine = self.engines[key]
+        engine.held.clear()
+        self.follow(engine, engine.tracker.apply([AllBlocksCleared()], self.now_s))
+
+    @rule(key=st.sampled_from(SOURCES))
+    def restarts(self, key):
+        """A new incarnation of the rank begins empty; late updates of the old one are refused."""
+        engine = self.engines[key]
+        old = engine.source
+        engine.start += 1
+        engine.held.clear()
+        engine.tracker = BlockTracker(HASHER)
+        self.index.begin(engine.source)
+        assert not self.index.store(old, [1])
+        assert not self.index.remove(old, [1])
+
+    @rule(key=st.sampled_from(SOURCES))
+    def snapshot_after_a_gap(self, key):
+        """The index begins anew with what the tracker has."""
+        engine = self.engines[key]
+        self.index.begin(engine.source)
+        self.index.store(engine.source, engine.tracker.snapshot())
+
+    @rule(name=st.sampled_from("abc"))
+    def is_removed_and_comes_back(self, name):
+        self.index.drop(name)
+        for tokens in self.queries:
+            assert name not in self.index.match(HASHER.prompt(tokens))
+        for (other, _), engine in self.engines.items():
+            if other == name:
+                self.index.begin(engine.source)
+                self.index.store(engine.source, engine.tracker.snapshot())
+
+    @rule(num=st.integers(1, 70))
+    def sweeps(self, num):
+        for _ in range(num):
+            self.now_s += 0.1
+            self.index.sweep(self.now_s)
+
+    @invariant()
+    def matches_are_what_a_request_would_find(self):
+        for tokens in self.queries:
+            expected = {}
+            for (name, _), engine in self.engines.items():
+                depth = engine.depth(tokens)
+                if depth:
+                    expected[name] = max(depth, expected.get(name, 0))
+            assert self.index.match(HASHER.prompt(tokens)) == expected
+
+    @invariant()
+    def counts_are_exact(self):
+        for name in "abc":
+            own = [e for (other, _), e in self.engines.items() if other == name]
+            assert self.index.num_blocks(name) == sum(len(e.tracker.snapshot()) for e in own)
 
 
-def apply(index, kind, source, blocks):
-    if kind == "drop":
-        index.drop(source.engine_id)
-    elif kind == "sweep":
-        for _ in range(30):
-            index.sweep()
-    elif kind in {"store", "remove"}:
-        getattr(index, kind)(source, blocks)
-    else:
-        getattr(index, kind)(source)
+TestIndex = IndexMachine.TestCase
+TestIndex.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-@given(st.lists(EVENTS, max_size=40), st.lists(BLOCKS, min_size=1, max_size=5))
-@settings(max_examples=300, deadline=None)
-def test_the_index_equals_a_naive_dictionary_after_any_history(events, queries):
-    index, naive = PrefixIndex(), Naive()
-    for event in events:
-        apply(index, *event)
-        naive.apply(*event)
-        for hashes in queries:
-            assert index.match(hashes) == naive.match(hashes)
-    for engine in ENGINES:
-        expected = sum(len(held) for s, held in naive.held.items() if s.engine_id == engine)
-        assert index.num_blocks(engine) == expected
-
-
-@given(st.lists(EVENTS, max_size=40), BLOCKS)
-@settings(max_examples=100, deadline=None)
-def test_a_match_is_never_deeper_than_the_truth_when_the_budget_evicts(events, query):
-    index, naive = PrefixIndex(max_bytes=ENTRY_BYTES * 64 * 2), Naive()
-    for event in events:
-        apply(index, *event)
-        naive.apply(*event)
-
-    truth = naive.match(query)
-    assert all(depth <= truth.get(engine, 0) for engine, depth in index.match(query).items())
-
-
-def test_the_budget_bounds_the_number_of_entries():
+def test_the_budget_bounds_the_number_of_entries_and_keeps_what_is_confirmed():
     index = PrefixIndex(max_bytes=ENTRY_BYTES * 6400)
     source = Source("a", "i1")
     index.begin(source)
+    hot = HASHER.prompt(range(64))
+    index.store(source, hot.hashes())
     for start in range(0, 100_000, 1000):
         index.store(source, [(start + i) * 0x9E3779B97F4A7C15 % 2**64 for i in range(1000)])
+        assert index.match(hot) == {"a": 32}
 
-    assert len(index) <= 6400 + 64
-    newest = [99_999 * 0x9E3779B97F4A7C15 % 2**64]
-    assert index.match(newest) == {"a": 1}
+    assert len(index) <= 6400 + 64 + 32
 
 
 def test_swept_slots_are_used_again():
     index = PrefixIndex()
+    prompt = HASHER.prompt(range(200))
     for round_number in range(50):
         source = Source("a", f"i{round_number}")
         index.begin(source)
-        index.store(source, range(100))
-        while index.sweep():
+        index.store(source, prompt.hashes())
+        while index.sweep(0.0):
             pass
-        assert index.match(range(100)) == {"a": 100}
+        assert index.match(prompt) == {"a": 100}
 
     assert len(index) == 100
     assert index._next_bit <= 4
+
+
+def test_a_prompt_just_sent_counts_as_held_until_its_time_is_over():
+    index = PrefixIndex()
+    index.begin(Source("a", "i1"))
+    index.begin(Source("b", "i1"))
+    sent = HASHER.prompt([*range(400), 7, 7])
+    same_start = HASHER.prompt([*range(400), 9, 9, 9, 9])
+    assert index.match(same_start) == {}
+
+    index.expect("a", sent, sent.num_blocks, 0)
+
+    assert 175 <= index.match(same_start)["a"] <= 200
+    assert "b" not in index.match(same_start)
+    index.remove(Source("a", "i1"), sent.hashes())
+    assert index.match(same_start) == {}
+    index.expect("b", sent, sent.num_blocks, 0)
+    for tick in range(200):
+        index.sweep(tick * 0.1)
+    assert index.match(same_start) == {}
+
+
+def test_what_was_expected_of_a_dropped_engine_is_gone_with_it():
+    index = PrefixIndex()
+    index.begin(Source("a", "i1"))
+    prompt = HASHER.prompt(range(100))
+    index.expect("a", prompt, 50, 0)
+    index.begin(Source("a", "i2"))
+
+    assert index.match(prompt) == {}
+    while index.sweep(0.0):
+        pass
+    index.begin(Source("b", "i1"))
+    assert index.match(prompt) == {}

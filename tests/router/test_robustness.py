@@ -7,6 +7,7 @@ from router_bench import events, routed, until
 from router_fakes import FakeEngine
 from router_sims import Sim, generate, prompt_of, routed_sims
 
+from dynctl.kv.hashing import BlockHasher
 from dynctl.kv.wire import Delta, Heartbeat, Snapshot
 from dynctl.router.metrics import Metrics
 from dynctl.router.prefix_index import PrefixIndex, Source
@@ -118,12 +119,16 @@ def feed_all(feed, *frames):
 def test_frames_are_applied_in_order_and_a_break_asks_for_a_new_snapshot():
     index = PrefixIndex()
     feed = KvFeed(index, Metrics(), "e", "i1")
-    feed_all(feed, Snapshot("i1", 4, 16, [1, 2]), Delta("i1", 4, [3], []), Delta("i1", 9, [4], [3]))
-    assert index.match([1, 2, 3]) == {"e": 2}
-    assert index.match([1, 2, 4]) == {"e": 3}
-    feed_all(feed, Heartbeat("i1", 9), Delta("i1", 10, [7], [], cleared=True))
-    assert index.match([1]) == {}
-    assert index.match([7]) == {"e": 1}
+    hasher = BlockHasher(b"s", 1)
+    one, other, third = (hasher.prompt(ids) for ids in ([1, 2, 3], [1, 2, 4], [7]))
+    a, b, c = one.hashes()
+    d, e = other.hashes()[2], third.hashes()[0]
+    feed_all(feed, Snapshot("i1", 4, 16, [a, b]), Delta("i1", 4, [c], []), Delta("i1", 9, [d], [c]))
+    assert index.match(one) == {"e": 2}
+    assert index.match(other) == {"e": 3}
+    feed_all(feed, Heartbeat("i1", 9), Delta("i1", 10, [e], [], cleared=True))
+    assert index.match(one) == {}
+    assert index.match(third) == {"e": 1}
     for lost in (
         Heartbeat("i1", 11),
         Delta("i1", 3, [1], []),

@@ -1,29 +1,28 @@
 """The engine with the fewest requests in flight, then the fewest tokens to prefill. Pure."""
 
-import random
 from collections.abc import Sequence
 
-from dynctl.router.choosing import Choice, Need
-from dynctl.router.workers import Worker
-
-_NAMES = ("active_requests", "pending_prefill_tokens")
+from dynctl.router.choosing import Load, Need, drawn
 
 
 class _LeastLoaded:
     uses_index = False
+    term_names = ("active_requests", "pending_prefill_tokens")
 
     def choose(
-        self, need: Need, workers: Sequence[Worker], overlaps: Sequence[int], rng: random.Random
-    ) -> Choice:
+        self, need: Need, loads: Sequence[Load], overlaps: Sequence[int], draw: float
+    ) -> int:
         """Choose the least loaded, at random among equals."""
+        ranks = self.terms(need, loads, overlaps)
+        best = min(ranks)
+        return drawn([position for position, rank in enumerate(ranks) if rank == best], draw)
+
+    def terms(
+        self, need: Need, loads: Sequence[Load], overlaps: Sequence[int]
+    ) -> list[tuple[float, ...]]:
+        """Say the load of each."""
         del need, overlaps
-        terms = tuple(
-            (float(worker.active_requests), float(worker.pending_prefill_tokens))
-            for worker in workers
-        )
-        best = min(terms)
-        equal = [position for position, term in enumerate(terms) if term == best]
-        return Choice(equal[int(rng.random() * len(equal))], _NAMES, terms)
+        return [(load.active_requests, load.pending_prefill_tokens) for load in loads]
 
 
 POLICY = _LeastLoaded()

@@ -3,13 +3,9 @@
 A plain rule to compare with: it knows tokens and requests, no milliseconds.
 """
 
-import random
 from collections.abc import Sequence
 
-from dynctl.router.choosing import Choice, Need
-from dynctl.router.workers import Worker
-
-_NAMES = ("overlap_tokens", "active_requests")
+from dynctl.router.choosing import Load, Need, drawn
 
 _BUSY_RATIO = 1.5
 """Affinity yields to load above this multiple of the mean."""
@@ -20,25 +16,30 @@ _BUSY_MARGIN = 2
 
 class _Prefix:
     uses_index = True
+    term_names = ("overlap_tokens", "active_requests")
 
     def choose(
-        self, need: Need, workers: Sequence[Worker], overlaps: Sequence[int], rng: random.Random
-    ) -> Choice:
+        self, need: Need, loads: Sequence[Load], overlaps: Sequence[int], draw: float
+    ) -> int:
         """Choose the longest prefix among the engines that are not too busy, the least loaded among equals."""
         del need
-        mean = sum(worker.active_requests for worker in workers) / len(workers)
+        mean = sum([load.active_requests for load in loads]) / len(loads)
         limit = max(mean * _BUSY_RATIO, mean + _BUSY_MARGIN)
         ranks = [
-            (worker.active_requests > limit, -overlap, worker.active_requests)
-            for worker, overlap in zip(workers, overlaps, strict=True)
+            (load.active_requests > limit, -overlap, load.active_requests)
+            for load, overlap in zip(loads, overlaps, strict=True)
         ]
         best = min(ranks)
-        equal = [position for position, rank in enumerate(ranks) if rank == best]
-        terms = tuple(
-            (float(overlap), float(worker.active_requests))
-            for worker, overlap in zip(workers, overlaps, strict=True)
-        )
-        return Choice(equal[int(rng.random() * len(equal))], _NAMES, terms)
+        return drawn([position for position, rank in enumerate(ranks) if rank == best], draw)
+
+    def terms(
+        self, need: Need, loads: Sequence[Load], overlaps: Sequence[int]
+    ) -> list[tuple[float, ...]]:
+        """Say overlap and load of each."""
+        del need
+        return [
+            (overlap, load.active_requests) for load, overlap in zip(loads, overlaps, strict=True)
+        ]
 
 
 POLICY = _Prefix()

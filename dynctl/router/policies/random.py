@@ -1,21 +1,27 @@
 """Any engine, with equal chances. Pure."""
 
-import random
 from collections.abc import Sequence
 
-from dynctl.router.choosing import Choice, Need
-from dynctl.router.workers import Worker
+from dynctl.router.choosing import Load, Need
 
 
 class _Random:
     uses_index = False
+    term_names = ()
 
     def choose(
-        self, need: Need, workers: Sequence[Worker], overlaps: Sequence[int], rng: random.Random
-    ) -> Choice:
-        """Choose by the generator alone."""
+        self, need: Need, loads: Sequence[Load], overlaps: Sequence[int], draw: float
+    ) -> int:
+        """Choose by the draw alone."""
         del need, overlaps
-        return Choice(int(rng.random() * len(workers)))
+        return int(draw * len(loads))
+
+    def terms(
+        self, need: Need, loads: Sequence[Load], overlaps: Sequence[int]
+    ) -> list[tuple[float, ...]]:
+        """Say nothing: chance has no reasons."""
+        del need, overlaps
+        return [() for _ in loads]
 
 
 POLICY = _Random()

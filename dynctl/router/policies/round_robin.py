@@ -1,21 +1,27 @@
 """Each engine in turn. Pure."""
 
-import random
 from collections.abc import Sequence
 
-from dynctl.router.choosing import Choice, Need
-from dynctl.router.workers import Worker
+from dynctl.router.choosing import Load, Need
 
 
 class _RoundRobin:
     uses_index = False
+    term_names = ()
 
     def choose(
-        self, need: Need, workers: Sequence[Worker], overlaps: Sequence[int], rng: random.Random
-    ) -> Choice:
+        self, need: Need, loads: Sequence[Load], overlaps: Sequence[int], draw: float
+    ) -> int:
         """Choose the next in turn; the turn is the request's number, so asking twice changes nothing."""
-        del overlaps, rng
-        return Choice(need.ordinal % len(workers))
+        del overlaps, draw
+        return need.ordinal % len(loads)
+
+    def terms(
+        self, need: Need, loads: Sequence[Load], overlaps: Sequence[int]
+    ) -> list[tuple[float, ...]]:
+        """Say nothing: the turn is all."""
+        del need, overlaps
+        return [() for _ in loads]
 
 
 POLICY = _RoundRobin()
