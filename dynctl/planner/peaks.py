@@ -26,6 +26,10 @@ class GpuSpec:
     num_nvlinks: int = 0
     """What `topo -m` shows between two cards of an all-to-all board, as NV#."""
     origin: str = ""
+    generation: str = ""
+    """`volta`, `ampere`, `ada`, `hopper` or `blackwell`: engines bring other kernels to each."""
+    fp4_flops: float | None = None
+    """None: no 4-bit units; 4-bit weights are computed in 8 or 16 bit."""
 
 
 _TFLOPS = 1e12
@@ -34,6 +38,18 @@ _PCIE_GB_S = {3: 16, 4: 32, 5: 64, 6: 128}
 """x16, per direction, by generation; about 80 % of it is usable."""
 
 _Row = tuple[str, float, float | None, float, float, float, int, int, str]
+_FP4_TFLOPS = {"b200-sxm": 9000, "b300-sxm": 13500, "gb200": 10000, "gb300": 15000, "rtx-5090": 1676, "rtx-pro-6000": 1871}  # fmt: skip
+_GENERATIONS = (
+    ("blackwell", ("b200", "b300", "gb200", "gb300", "rtx-5090", "rtx-pro-6000")),
+    ("hopper", ("h100", "h200")),
+    ("ada", ("l40", "l4", "rtx-4090")),
+    ("ampere", ("a100", "a6000", "a10g")),
+    ("volta", ("v100",)),
+)
+
+
+def _generation(name: str) -> str:
+    return next(kind for kind, starts in _GENERATIONS if name.startswith(starts))
 
 
 def _spec(row: _Row) -> GpuSpec:
@@ -48,6 +64,8 @@ def _spec(row: _Row) -> GpuSpec:
         pcie_bytes_s=_PCIE_GB_S[pcie] * _GB_S,
         num_nvlinks=num_nvlinks,
         origin=origin,
+        generation=_generation(name),
+        fp4_flops=_FP4_TFLOPS[name] * _TFLOPS if name in _FP4_TFLOPS else None,
     )
 
 
@@ -60,6 +78,7 @@ _ROWS: tuple[_Row, ...] = (
     ("b200-sxm", 2250, 4500, 180, 7700, 900, 5, 18, "a, c, v"),
     ("b300-sxm", 2250, 4500, 270, 7700, 900, 5, 18, "v"),
     ("gb200", 2500, 5000, 185, 8000, 900, 6, 18, "a"),
+    ("gb300", 2500, 5000, 270, 8000, 900, 6, 18, "a"),
     ("a100-sxm-80", 312, None, 80, 2039, 300, 4, 12, "a, d"),
     ("a100-sxm-40", 312, None, 40, 1555, 300, 4, 12, "a, d"),
     ("a100-pcie-80", 312, None, 80, 1935, 300, 4, 0, "a, v"),
@@ -79,6 +98,7 @@ _BY_NAME = {spec.name: spec for spec in SPECS}
 
 # First match wins; the text is the product name in lower case as NVML gives it, blanks and dashes removed.
 _PATTERNS = (
+    (r"gb300", "gb300"),
     (r"gb200", "gb200"),
     (r"b300", "b300-sxm"),
     (r"b200", "b200-sxm"),
@@ -100,6 +120,11 @@ _PATTERNS = (
     (r"5090", "rtx-5090"),
     (r"v100", "v100-sxm"),
 )
+
+
+def spec_named(name: str) -> GpuSpec | None:
+    """Find figures by this table's own name, such as `h100-sxm`, or by a product name."""
+    return _BY_NAME.get(name.lower().replace("_", "-")) or find_spec(name)
 
 
 def find_spec(gpu_name: str) -> GpuSpec | None:

@@ -1,0 +1,153 @@
+"""The few constants of the roofline, per engine and GPU generation, with where and when they were fitted.
+
+A set is found by multiplying factors: the base, then the engine's, then the engine's on this generation of GPU, then
+what `dynctl calibrate` found on this very GPU. Constants come from one data file beside this module.
+Not here: what the constants mean for time (`roofline`), fitting (`fitting`).
+IO: reads its own data file once.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import resources
+
+from dynctl.core.model import Model
+from dynctl.planner.peaks import GpuSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """What an engine reaches of its GPU's peaks, and what it pays beside."""
+
+    eta_weights: float = 0.8
+    """Share of memory bandwidth while reading dense weights."""
+    eta_experts: float = 0.6
+    """The same for routed experts."""
+    eta_kv: float = 0.7
+    eta_latent: float = 0.4
+    """The same for MLA's compressed KV."""
+    eta_gemm16: float = 0.62
+    """Share of the peak in 16-bit matrix products."""
+    eta_gemm8: float = 0.5
+    eta_gemm4: float = 0.35
+    eta_experts4: float = 0.6
+    """The same for experts in 4 bit."""
+    eta_expert_gemm: float = 0.35
+    """Of grouped products in 16 or 8 bit, against the peak of their format."""
+    eta_expert_gemm4: float = 0.3
+    """Of grouped products with 4-bit weights."""
+    imbalance: float = 0.1
+    """By how much the busiest of many expert-parallel ranks exceeds the mean."""
+    slicing: float = 0.1
+    """What slicing each expert over tensor-parallel ranks costs, against whole experts on each."""
+    gather_us: float = 15.0
+    """Latency of one expert dispatch or combine between ranks that hold different tokens."""
+    eta_attention: float = 0.45
+    eta_link: float = 0.4
+    """Share of a link's bandwidth in an all-reduce."""
+    layer_us: float = 12.0
+    """Launches and small kernels of one dense layer."""
+    moe_layer_us: float = 25.0
+    latent_us: float = 8.0
+    """What MLA adds to a layer."""
+    reduce_us: float = 8.0
+    """Latency of one all-reduce between two GPUs of an NVLink island."""
+    sequence_us: float = 8.0
+    """Scheduling and sampling of one sequence in a step."""
+    step_us: float = 500.0
+    host_ms: float = 15.0
+    """HTTP, tokenizing and scheduling of one request before its first token."""
+    spread: float = 0.7
+    """How evenly tokens choose experts: 1 is at random."""
+    mixing: float = 1.0
+    """Share of a prompt's time that the sequences decoding beside it lose."""
+    queue: float = 1.0
+    """How much longer prompts wait for each other than in an M/D/1 queue."""
+    burst: float = 0.1
+    """Share of a benchmark's requests that meet its starting burst."""
+    overlap: float = 4.0
+    """Power of the norm that joins memory and arithmetic time: large takes the longer of the two."""
+
+
+NAMES = tuple(field.name for field in fields(Constants))
+Factors = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Everything fitted, and its origin."""
+
+    origin: str
+    date: str
+    base: Factors
+    factors: Mapping[str, Factors]
+    """By `engine`, `engine/generation` or `engine/gpu`: what the base is multiplied by."""
+    bands: Mapping[str, tuple[float, float]]
+    """By `figure/family/regime`: factors from an expected figure to the low and high end of its 90 % band."""
+    models: frozenset[str] = frozenset()
+    """Fingerprints of the models among the fitted points."""
+
+    def constants(self, engine: str, generation: str, gpu: str = "") -> Constants:
+        """The set for an engine on a kind of GPU; unknown names leave the next coarser one."""
+        values = {name: getattr(_PLAIN, name) for name in NAMES} | dict(self.base)
+        for key in (engine, f"{engine}/{generation}", f"{engine}/{gpu}"):
+            for name, factor in self.factors.get(key, {}).items():
+                values[name] *= factor
+        return Constants(**values)
+
+    def band(self, figure: str, model: Model, engine: str, spec: GpuSpec) -> tuple[float, float]:
+        """The 90 % band of `ttft`, `tpot` or `tokens`: narrow for a fitted model on a fitted engine and GPU generation.
+
+        Others get the band of models and GPUs that were left out of a fit on purpose.
+        """
+        family = "moe" if model.num_experts else "dense"
+        known = fingerprint(model) in self.models and f"{engine}/{spec.generation}" in self.factors
+        low, high = self.bands.get(
+            f"{figure}/{family}/{'fitted' if known else 'unfitted'}", (0.5, 2.0)
+        )
+        return low / (1 + model.margin), high * (1 + model.margin)
+
+    def source(self, engine: str, generation: str, gpu: str = "") -> str:
+        """A sentence on where the set for this engine and GPU comes from."""
+        own = self.factors.get(f"{engine}/{gpu}")
+        if own is not None:
+            return f"calibrated for {engine} on {gpu}: {self.origin}, {self.date}"
+        known = f"{engine}/{generation}" in self.factors
+        how = (
+            f"fitted for {engine} on {generation}"
+            if known
+            else f"not fitted for {engine} on {generation}"
+        )
+        return f"roofline {how}: {self.origin}, {self.date}"
+
+
+_PLAIN = Constants()
+
+
+def fingerprint(model: Model) -> str:
+    """What tells a model's architecture from others', whatever it is called and however it is stored."""
+    return f"{model.num_layers}x{model.hidden_size}x{model.num_heads}x{model.num_experts}"
+
+
+def read_calibration(text: str) -> Calibration:
+    """Parse the data file's format."""
+    data = json.loads(text)
+    return Calibration(
+        origin=str(data["origin"]),
+        date=str(data["date"]),
+        base={k: float(v) for k, v in data["base"].items()},
+        factors={
+            key: {k: float(v) for k, v in factors.items()}
+            for key, factors in data["factors"].items()
+        },
+        bands={key: (float(low), float(high)) for key, (low, high) in data["bands"].items()},
+        models=frozenset(str(m) for m in data.get("models", ())),
+    )
+
+
+@cache
+def shipped() -> Calibration:
+    """The calibration that comes with dynctl."""
+    text = resources.files("dynctl.planner").joinpath("constants.json").read_text("utf-8")
+    return read_calibration(text)

@@ -1,0 +1,144 @@
+"""Least squares in plain Python: Levenberg-Marquardt on logarithms of constants, with shrinkage towards a prior.
+
+Few unknowns, hundreds of points: seconds of work, and no numerical library to install.
+Pure.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+Vector = list[float]
+_SOFT = 0.15
+"""Residuals beyond this count less and less: a few odd measurements must not bend a fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """One number to fit, as the logarithm of a factor; `rows` are the residuals it can change."""
+
+    prior: float
+    weight: float
+    """Pull towards the prior, in units of one residual."""
+    rows: Sequence[int]
+    low: float = -4.0
+    high: float = 4.0
+
+
+def fit(
+    residuals: Callable[[Vector, Sequence[int]], list[tuple[float, ...]]],
+    unknowns: Sequence[Unknown],
+    num_rows: int,
+    rounds: int = 12,
+) -> Vector:
+    """Find the logarithms that make the residuals of all rows smallest.
+
+    `residuals(x, rows)` returns the residuals of these rows.
+    """
+    x = [u.prior for u in unknowns]
+    everything = range(num_rows)
+    now = residuals(x, everything)
+    cost = _cost(now, x, unknowns)
+    damping = 1e-2
+    for _ in range(rounds):
+        matrix, vector = _normal(residuals, unknowns, x, now)
+        before = cost
+        for _ in range(6):
+            step = solve(_damped(matrix, damping), vector)
+            tried = [
+                min(u.high, max(u.low, a + max(-1.0, min(1.0, b))))
+                for a, b, u in zip(x, step, unknowns, strict=True)
+            ]
+            found = residuals(tried, everything)
+            price = _cost(found, tried, unknowns)
+            if price < cost:
+                x, now, cost, damping = tried, found, price, max(damping / 4, 1e-6)
+                break
+            damping *= 6
+        if before - cost < 1e-4 * before:
+            break
+    return x
+
+
+def _rho(r: float) -> float:
+    return 2 * _SOFT**2 * (math.sqrt(1 + (r / _SOFT) ** 2) - 1)
+
+
+def _cost(rows: Sequence[tuple[float, ...]], x: Vector, unknowns: Sequence[Unknown]) -> float:
+    loss = sum(_rho(r) for row in rows for r in row)
+    return loss + sum((u.weight * (a - u.prior)) ** 2 for a, u in zip(x, unknowns, strict=True))
+
+
+def _normal(
+    residuals: Callable[[Vector, Sequence[int]], list[tuple[float, ...]]],
+    unknowns: Sequence[Unknown],
+    x: Vector,
+    now: Sequence[tuple[float, ...]],
+) -> tuple[list[Vector], Vector]:
+    """Normal equations of the linearised problem; rows far off weigh less."""
+    size = len(unknowns)
+    columns: list[dict[int, tuple[float, ...]]] = []
+    for i, unknown in enumerate(unknowns):
+        moved = list(x)
+        moved[i] += 1e-3
+        changed = residuals(moved, unknown.rows)
+        columns.append(
+            {
+                row: tuple((b - a) / 1e-3 for a, b in zip(now[row], new, strict=True))
+                for row, new in zip(unknown.rows, changed, strict=True)
+            }
+        )
+    weights = [tuple(1 / math.sqrt(1 + (r / _SOFT) ** 2) for r in row) for row in now]
+    matrix = [[0.0] * size for _ in range(size)]
+    vector = [0.0] * size
+    for i in range(size):
+        for row, slopes in columns[i].items():
+            vector[i] -= sum(
+                w * s * r for w, s, r in zip(weights[row], slopes, now[row], strict=True)
+            )
+        for j in range(i, size):
+            small, large = columns[i], columns[j]
+            if len(large) < len(small):
+                small, large = large, small
+            total = 0.0
+            for row, slopes in small.items():
+                others = large.get(row)
+                if others is not None:
+                    total += sum(
+                        w * a * b for w, a, b in zip(weights[row], slopes, others, strict=True)
+                    )
+            matrix[i][j] = matrix[j][i] = total
+        pull = unknowns[i].weight ** 2
+        matrix[i][i] += pull
+        vector[i] -= pull * (x[i] - unknowns[i].prior)
+    return matrix, vector
+
+
+def _damped(matrix: list[Vector], damping: float) -> list[Vector]:
+    return [
+        [value + (damping * (value + 1e-3) if i == j else 0.0) for j, value in enumerate(row)]
+        for i, row in enumerate(matrix)
+    ]
+
+
+def solve(matrix: Sequence[Sequence[float]], vector: Sequence[float]) -> Vector:
+    """Solve a square system by elimination with pivots; a direction that nothing determines stays at 0."""
+    size = len(vector)
+    rows = [[*row, value] for row, value in zip(matrix, vector, strict=True)]
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda i: abs(rows[i][column]))
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        if abs(rows[column][column]) < 1e-12:
+            continue
+        for i in range(column + 1, size):
+            share = rows[i][column] / rows[column][column]
+            if share:
+                for j in range(column, size + 1):
+                    rows[i][j] -= share * rows[column][j]
+    found = [0.0] * size
+    for i in range(size - 1, -1, -1):
+        if abs(rows[i][i]) < 1e-12:
+            continue
+        rest = sum(rows[i][j] * found[j] for j in range(i + 1, size))
+        found[i] = (rows[i][size] - rest) / rows[i][i]
+    return found
