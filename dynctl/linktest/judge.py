@@ -16,6 +16,7 @@ BUSY_RATIO = 0.5
 """From here on the processors were the limit, or near it, and the link cannot be judged."""
 STARVED_RATIO = 0.2
 """The same for NIXL: from here on its threads waited too long for a processor."""
+NEAR_RATIO = 0.8
 ASYMMETRIC_RATIO = 0.7
 LOSSY_RATIO = 0.01
 OTHERS_RATIO = 0.1
@@ -184,9 +185,13 @@ def _spread(link: LinkMeasurement) -> str:
 
 
 def _is_bound(link: LinkMeasurement) -> bool:
-    """Whether processors were the limit, or too near it to tell."""
+    """Whether processors were the limit, or too near it to tell.
+
+    One point that comes near the best with idle processors proves that it was the link.
+    """
     limit = BUSY_RATIO if link.kind is LinkKind.TCP else STARVED_RATIO
-    return link.best is not None and link.best.busy_ratio >= limit
+    near = [p.busy_ratio for p in link.points if p.bytes_s >= (link.bytes_s or 0) * NEAR_RATIO]
+    return min(near, default=0.0) >= limit
 
 
 def _is_detour(end: LinkEnd) -> bool:

@@ -31,7 +31,8 @@ _MIN_POINT_S = 0.02
 _MAX_MESSAGES = 20_000
 _POLLS_PER_YIELD = 100
 _WARM_UP_S = 0.02
-_ONE_MACHINE = {"self", "sysv", "posix", "cma", "knem", "xpmem", "cuda_ipc"}
+_ONE_MACHINE = {"self", "sysv", "posix", "cma", "knem", "xpmem"}
+"""Transports within a machine. GPU IPC is none of them: between hosts it is NVLink."""
 # Name of the measurement, memory pulled into, memory pulled from.
 KINDS = (
     ("nixl-dram", "DRAM", "DRAM"),

@@ -5,7 +5,6 @@ soon as all lanes are in; who fails the proof is disconnected and told nothing.
 Runs on the host, standard library only. IO: sockets, threads.
 """
 
-import contextlib
 import errno
 import hmac
 import itertools
@@ -21,12 +20,16 @@ from typing import Any
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 HELLO_TIMEOUT_S = 3.0
+"""How long a stranger may take to prove itself."""
+ANSWER_TIMEOUT_S = 12.0
+"""How long we wait for the door's answer: strangers may stand before us."""
 CONNECT_TIMEOUT_S = 5.0
 STALL_TIMEOUT_S = 5
 """A peer that says nothing for this long in the middle of a test has vanished."""
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_STRANGERS = 64
-"""Connections in the middle of their proof; more are closed at once."""
+"""Connections in the middle of their proof."""
+_LOOK_S = 0.02
 
 
 class LinkError(Exception):
@@ -104,14 +107,17 @@ def admit(
     lanes = _Lanes(token, num_lanes)
     deadline_s = time.monotonic() + timeout_s
     with door:
-        door.settimeout(0.02)
+        door.settimeout(_LOOK_S)
         while not lanes.is_complete.is_set() and time.monotonic() < deadline_s:
-            with contextlib.suppress(TimeoutError):
+            # While strangers hold every slot, others wait in the kernel's queue.
+            if not lanes.slots.acquire(timeout=_LOOK_S):
+                continue
+            try:
                 connection, _ = door.accept()
-                if lanes.slots.acquire(blocking=False):
-                    threading.Thread(target=lanes.check, args=(connection,), daemon=True).start()
-                else:
-                    connection.close()
+            except TimeoutError:
+                lanes.slots.release()
+                continue
+            threading.Thread(target=lanes.check, args=(connection,), daemon=True).start()
     with lanes.lock:
         if not lanes.is_complete.is_set():
             lanes.is_complete.set()
@@ -161,7 +167,7 @@ def knock(address: str, port: int, token: bytes, lane: int) -> socket.socket:
 
 
 def _prove(connection: socket.socket, token: bytes, lane: int, where: str) -> None:
-    deadline_s = time.monotonic() + HELLO_TIMEOUT_S
+    deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
     their_nonce = _receive(connection, NONCE_BYTES, deadline_s)
     nonce = os.urandom(NONCE_BYTES)
     said = bytes([lane]) + their_nonce + nonce
