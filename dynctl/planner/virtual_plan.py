@@ -1,0 +1,167 @@
+"""A planned deployment as simulated engines: each replica with its pace, cache and limits.
+
+Not here: replaying (`simulate`).
+Pure.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from dynctl.core.hardware import Topology
+from dynctl.core.inventory import DeploymentWish
+from dynctl.core.model import Model
+from dynctl.core.plan import PlannedDeployment, Pool, Role
+from dynctl.core.workload import Workload
+from dynctl.errors import PlanError
+from dynctl.planner.estimate import Pace
+from dynctl.planner.memory import BLOCK_TOKENS, MAX_BATCHED_TOKENS, MAX_NUM_SEQS
+from dynctl.planner.options import pace_on
+from dynctl.planner.placement import Group, kind_of
+from dynctl.planner.transfer import Fabric
+from dynctl.planner.verdict import SIM_TRANSFER_BYTES_S
+from dynctl.planner.virtual import VirtualEngineSpec
+from dynctl.sim.options import SimOptions
+from dynctl.sim.scheduler import StepCosts
+
+_BATCH = 32
+"""Sequences at which a step's growth is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualDeployment:
+    """What a replay needs of a plan."""
+
+    engines: tuple[VirtualEngineSpec, ...]
+    transfer_bytes_s: float
+    host_s: float | None
+    """HTTP, tokenizing and scheduling of the engine; None: as measured for simulated ones."""
+    how: str
+
+
+def virtual_deployment(
+    planned: PlannedDeployment, wish: DeploymentWish, model: Model | None, topology: Topology
+) -> VirtualDeployment:
+    """The engines of a plan.
+
+    Raises:
+        PlanError: when nothing is known of how fast they are.
+    """
+    if wish.engine.kind == "sim":
+        return _declared(planned, wish)
+    if wish.engine.kind != "vllm" or model is None or not _groups(planned, topology):
+        raise PlanError(
+            f"deployment {planned.name}: nothing is known of its engines' speed, so it cannot be simulated",
+            "simulate deployments of GPU engines with a known model, or of simulated engines",
+        )
+    groups = _groups(planned, topology)
+    engines: list[VirtualEngineSpec] = []
+    host_s = 0.0
+    for pool in planned.pools:
+        for replica in pool.replicas:
+            group = groups[replica.id]
+            pace = pace_on(model, kind_of(group.gpus[0]), pool.parallelism, [group])
+            if pace is None:
+                raise PlanError(
+                    f"deployment {planned.name}: no figures for {group.gpus[0].name}, so it cannot be simulated",
+                    "calibrate it, or simulate on a GPU of the table",
+                )
+            host_s = max(host_s, pace.host_s)
+            engines.append(_spec(replica.id, pool, pace, wish))
+    by_role = {
+        role: [groups[r.id] for p in planned.pools if p.role is role for r in p.replicas]
+        for role in (Role.PREFILL, Role.DECODE)
+    }
+    speed = Fabric.of(topology).worst(by_role[Role.PREFILL], by_role[Role.DECODE])
+    return VirtualDeployment(tuple(engines), speed.bytes_s, host_s, "modelled engines")
+
+
+def _groups(planned: PlannedDeployment, topology: Topology) -> dict[str, Group]:
+    hosts = {host.name: host for host in topology.hosts}
+    found = {}
+    for pool in planned.pools:
+        for replica in pool.replicas:
+            host = hosts.get(replica.host_name)
+            if host is not None and replica.gpus:
+                where = {gpu.uuid: i for i, gpu in enumerate(host.gpus)}
+                found[replica.id] = Group(host, tuple(where[gpu.uuid] for gpu in replica.gpus))
+    return found
+
+
+def _spec(replica_id: str, pool: Pool, pace: Pace, wish: DeploymentWish) -> VirtualEngineSpec:
+    tokens = pool.memory.kv_capacity_tokens if pool.memory else 0
+    return VirtualEngineSpec(
+        replica_id,
+        pool.role,
+        step_costs(pace, wish.workload),
+        num_blocks=max(2, tokens // BLOCK_TOKENS + 1),
+        block_size=BLOCK_TOKENS,
+        max_num_seqs=wish.limits.max_num_seqs or MAX_NUM_SEQS,
+        max_num_batched_tokens=MAX_BATCHED_TOKENS,
+        kv_bytes_per_token=pace.kv_bytes_per_token,
+    )
+
+
+def step_costs(pace: Pace, work: Workload) -> StepCosts:
+    """A pace as the simulated engine's four numbers: straight lines through the workload's own lengths."""
+    new = max(64.0, work.isl_tokens * (1 - work.shared_prefix_ratio))
+    past = work.isl_tokens - min(new, work.isl_tokens)
+    context = work.isl_tokens + work.osl_tokens / 2
+    whole, half = pace.prefill_s(new, past), pace.prefill_s(new / 2, past)
+    per_token = max(0.0, (whole - half) / (new / 2))
+    one, many = pace.decode_s(1, context), pace.decode_s(_BATCH, context)
+    per_sequence = max(0.0, (many - one) / (_BATCH - 1))
+    return StepCosts(
+        prefill_us_per_token=per_token * 1e6,
+        prefill_base_ms=max(0.0, whole - per_token * new) * 1e3,
+        decode_ms=max(0.0, one - per_sequence) * 1e3,
+        decode_us_per_seq=per_sequence * 1e6,
+    )
+
+
+def _declared(planned: PlannedDeployment, wish: DeploymentWish) -> VirtualDeployment:
+    """Simulated engines, by their flags as the plan would start them."""
+    options = sim_options(wish.engine.args)
+    engines = tuple(
+        VirtualEngineSpec(
+            replica.id,
+            pool.role,
+            StepCosts(
+                options.prefill_us_per_token,
+                options.prefill_base_ms,
+                options.decode_ms,
+                options.decode_us_per_seq,
+            ),
+            num_blocks=options.num_cache_blocks,
+            block_size=wish.limits.block_size_tokens or options.block_size,
+            max_num_seqs=wish.limits.max_num_seqs or options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            kv_bytes_per_token=options.kv_bytes_per_token,
+        )
+        for pool in planned.pools
+        for replica in pool.replicas
+    )
+    given = dict(wish.engine.args).get("kv-transfer-mbytes-s")
+    bytes_s = options.kv_transfer_mbytes_s * 1e6 if given else SIM_TRANSFER_BYTES_S
+    return VirtualDeployment(engines, bytes_s, None, "the simulated engine's flags")
+
+
+def sim_options(args: Sequence[tuple[str, str]]) -> SimOptions:
+    """The simulated engine's options from flags.
+
+    Raises:
+        PlanError: for a number that is none.
+    """
+    defaults = SimOptions()
+    given = {name.replace("-", "_"): text for name, text in args}
+    values: dict[str, object] = {}
+    for each in fields(SimOptions):
+        kind = type(getattr(defaults, each.name))
+        if each.name in given and kind in {int, float}:
+            try:
+                values[each.name] = kind(given[each.name])
+            except ValueError as error:
+                raise PlanError(
+                    f"engine flag {each.name.replace('_', '-')} is {given[each.name]!r}, which is no number",
+                    "correct engine.args",
+                ) from error
+    return SimOptions(**values)  # type: ignore[arg-type]
