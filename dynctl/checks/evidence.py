@@ -57,6 +57,8 @@ class SshDifference:
     keyword: str
     ours: str
     theirs: str
+    argv: tuple[str, ...]
+    """How ssh was asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ COMMANDS = {
     "config": "Check, show or describe the inventory.",
     "discover": "Describe the hosts: GPUs, NVLink, PCIe, NUMA, NICs.",
     "linktest": "Measure throughput and latency between every pair of hosts.",
+    "doctor": "Look for what is wrong, with the fix and a command that proves it.",
     "plan": "Lay out prefill and decode pools, with predicted latency and throughput.",
     "up": "Bring the cluster to the plan: agents, engines, router.",
     "status": "Show what runs, and where.",

@@ -1,0 +1,220 @@
+"""`dynctl doctor`: look for what is wrong, and say how to cure and how to prove it. IO: ssh, HTTP, files, terminal."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dynctl.cli.options import (
+    DEFAULT_INVENTORY,
+    InventoryPath,
+    Limit,
+    Local,
+    Output,
+    OutputOption,
+    Yes,
+)
+from dynctl.cli.output import confirm, emit, emit_json, say, wait_for
+from dynctl.cli.session import load, select
+from dynctl.core.inventory import Inventory
+
+if TYPE_CHECKING:
+    from dynctl.checks.evidence import Evidence
+    from dynctl.checks.examine import Group, Report
+    from dynctl.checks.finding import Check, Finding
+    from dynctl.remote.fleet import Fleet
+
+FIX_TIMEOUT_S = 60.0
+
+
+def command(
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    local: Local = False,
+    limit: Limit = None,
+    check: Annotated[
+        list[str] | None,
+        typer.Option("--check", "-c", help="Only this check; may be given several times."),
+    ] = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Run the safe fixes, after showing and asking.")
+    ] = False,
+    yes: Yes = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Look for what is wrong on hosts, between them and here, before and after dynctl up.
+
+    Every finding says how bad it is, what was seen, how to cure it, and a command that proves it without dynctl: it
+    prints what it saw and exits 0 as long as the finding holds. Without --fix nothing is changed. Exit 6 when a
+    finding is red, 3 when some hosts could not be reached, 4 when none could, 7 when a host key is unknown or has changed.
+
+    Example: dynctl doctor --check memlock-low
+    """
+    from dynctl.checks import examine
+
+    checks = examine.select(examine.load_checks(), check or ())
+    wanted = load(inventory, local=local)
+    rerun = f"dynctl doctor {'--local' if local else f'-i {inventory}'} --fix --yes"
+    evidence, report = wait_for(
+        _look(wanted, select(wanted, limit), checks, rerun if fix else None, yes=yes)
+    )
+    if output is Output.JSON:
+        emit_json(document(wanted, evidence, report))
+    else:
+        _draw(evidence, report)
+    _raise_failures(evidence)
+    if report.is_red:
+        from dynctl.errors import ExitCode
+
+        raise typer.Exit(int(ExitCode.GATE))
+
+
+async def _look(
+    wanted: Inventory,
+    names: Sequence[str],
+    checks: "dict[str, Check]",
+    rerun: str | None,
+    *,
+    yes: bool,
+) -> "tuple[Evidence, Report]":
+    from dynctl.checks.examine import examine
+    from dynctl.cli.doctor_evidence import gather
+    from dynctl.cli.up import ask_about_keys
+    from dynctl.discovery.survey import raise_unreachable
+    from dynctl.remote.fleet import open_fleet
+
+    entries = [entry for entry in wanted.hosts if entry.name in names]
+    async with open_fleet(entries, wanted.ssh, ask_about_keys) as fleet:
+        evidence = await gather(wanted, names, fleet)
+        if not evidence.topology.hosts:
+            raise_unreachable(evidence.topology)
+        report = examine(evidence, checks)
+        if rerun is not None and await _fix(report, fleet, rerun, yes=yes):
+            evidence = await gather(wanted, names, fleet)
+            report = examine(evidence, checks)
+    return evidence, report
+
+
+async def _fix(report: "Report", fleet: "Fleet", rerun: str, *, yes: bool) -> bool:
+    """Run the safe fixes, one by one, and let each finding's own verify command say whether it helped."""
+    from dynctl.checks.shell import join
+    from dynctl.core.command import Command
+    from dynctl.core.text import clean
+    from dynctl.errors import DynctlError
+    from dynctl.remote.local import LocalRemote
+    from dynctl.remote.port import tail
+
+    todo = {(f.host_name, f.safe_fix): f for f in report.findings if f.safe_fix}
+    if not todo:
+        say("nothing that could be fixed safely; the other fixes are in the findings")
+        return False
+    say(f"{len(todo)} safe fixes:")
+    for host_name, argv in todo:
+        say(f"  {host_name or 'here':<12} {join(argv)}")
+    await asyncio.to_thread(confirm, "run them?", rerun, yes=yes)
+    here = LocalRemote("here")
+    for (host_name, argv), finding in todo.items():
+        where = host_name or "here"
+        try:
+            remote = fleet.remote(host_name) if host_name else here
+            done = await remote.run(Command(argv, timeout_s=FIX_TIMEOUT_S))
+            prove = Command(("sh", "-c", finding.verify), timeout_s=FIX_TIMEOUT_S)
+            holds = (await remote.run(prove)).is_ok
+        except DynctlError as error:
+            say(f"  {where:<12} {finding.code}: {error.message}")
+            continue
+        said = clean(tail(done.stderr or done.stdout), 200)
+        outcome = "still there" if holds else "cured"
+        say(
+            f"  {where:<12} {finding.code} {finding.subject}: {outcome}{f' ({said})' if said and not done.is_ok else ''}"
+        )
+    return True
+
+
+def document(wanted: Inventory, evidence: "Evidence", report: "Report") -> dict[str, Any]:
+    """The whole outcome for programs."""
+    from dynctl.cli.doctor_evidence import unanswered
+
+    return {
+        "schema": "dynctl.doctor/1",
+        "cluster": wanted.cluster,
+        "is_red": report.is_red,
+        "findings": [_plain(finding) for finding in report.findings],
+        "passed": report.passed,
+        "skipped": [{"code": code, "why": why} for code, why in report.skipped],
+        "unanswered": [
+            {"host": host, "question": question, "cause": cause}
+            for host, question, cause in unanswered(evidence)
+        ],
+        "failures": [
+            {"host": f.name, "cause": f.cause, "hint": f.hint} for f in evidence.topology.failures
+        ],
+    }
+
+
+def _plain(finding: "Finding") -> dict[str, Any]:
+    return {
+        "code": finding.code,
+        "severity": finding.severity.value,
+        "host": finding.host_name,
+        "subject": finding.subject,
+        "text": finding.text,
+        "evidence": finding.evidence,
+        "fix": finding.fix,
+        "fix_command": finding.fix_command,
+        "is_fix_safe": bool(finding.safe_fix),
+        "verify": finding.verify,
+        "verify_on": finding.verify_on,
+    }
+
+
+def _draw(evidence: "Evidence", report: "Report") -> None:
+    from dynctl.checks.examine import grouped
+    from dynctl.checks.finding import Severity
+    from dynctl.cli.doctor_evidence import unanswered
+
+    counts = []
+    for severity in sorted(Severity, key=lambda s: -s.rank):
+        groups = grouped([f for f in report.findings if f.severity is severity])
+        if groups:
+            counts.append(f"{sum(max(1, len(g.host_names)) for g in groups)} {severity.value}")
+        for group in groups:
+            emit("\n".join(_lines(group, severity.value)) + "\n")
+    for host, question, cause in unanswered(evidence):
+        say(f"{host}: {question} gave no answer, what hangs on it is unknown: {cause}")
+    say(
+        f"{', '.join(counts) or 'nothing found'}; {len(report.passed)} checks ok"
+        + (f", {len(report.skipped)} had nothing to look at" if report.skipped else "")
+    )
+
+
+def _lines(group: "Group", severity: str) -> list[str]:
+    finding = group.finding
+    where = ", ".join(group.host_names) or "here"
+    title = f"{severity.upper():<8}{finding.code}  {where}"
+    lines = [title + (f"  {finding.subject}" if finding.subject else ""), f"  {finding.text}"]
+    lines += [f"    seen    {line}" for line in finding.evidence]
+    lines.append(
+        f"    fix     {finding.fix}" + (" (doctor --fix does it)" if finding.safe_fix else "")
+    )
+    if finding.fix_command:
+        lines.append(f"            $ {finding.fix_command}")
+    lines.append(f"    verify  on {finding.verify_on or 'this machine'}:")
+    lines.append(f"            $ {finding.verify}")
+    return lines
+
+
+def _raise_failures(evidence: "Evidence") -> None:
+    from dynctl.discovery.survey import causes
+    from dynctl.errors import DynctlError, ExitCode
+
+    topology = evidence.topology
+    if not topology.failures:
+        return
+    total = len(topology.hosts) + len(topology.failures)
+    trust = all(failure.exit_code == ExitCode.TRUST for failure in topology.failures)
+    raise DynctlError(
+        f"{len(topology.failures)} of {total} hosts could not be looked at:\n{causes(topology)}",
+        next((f.hint for f in topology.failures if f.hint), None),
+        code=ExitCode.TRUST if trust else ExitCode.PARTIAL,
+    )
