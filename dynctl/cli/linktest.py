@@ -35,8 +35,9 @@ def command(
     """
     wanted = load(inventory, local=False)
     names = select(wanted, limit)
+    older = read_book(wanted)
     report = wait_for(_measure(wanted, names, quick=quick))
-    _keep(wanted, report)
+    _keep(wanted, older, report)
     if output is Output.JSON:
         from dynctl.linktest.view import document
 
@@ -65,13 +66,10 @@ def read_book(inventory: Inventory) -> LinkBook:
     return store.load(path, LinkBook) if path.exists() else LinkBook()
 
 
-def _keep(wanted: Inventory, report: "Report") -> None:
+def _keep(wanted: Inventory, older: LinkBook, report: "Report") -> None:
     from dynctl import store
 
-    newer = LinkBook(report.hosts, report.links)
-    path = book_path(wanted)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    store.save(path, read_book(wanted).updated(newer))
+    store.save(book_path(wanted), older.updated(LinkBook(report.hosts, report.links)))
 
 
 async def _measure(wanted: Inventory, names: list[str], *, quick: bool) -> "Report":

@@ -278,7 +278,7 @@ def _spin(agent: Any, handles: list[Any], for_s: float) -> tuple[list[float], fl
                     raise LinkError(f"the other end vanished: nothing for {_STALL_S:.0f} s")
                 continue
             if state != "DONE":
-                raise LinkError("the transfer failed: the other end vanished")
+                raise LinkError("the transfer failed; has the other end vanished?")
             times.append(now_s - waiting.pop(number))
             num_polls = 0
             if now_s < end_s and len(times) < _MAX_MESSAGES:
