@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence
-from dynctl.checks.finding import Check, Finding, Severity, red_if
+from dynctl.checks.finding import Check, Finding, Severity
+from dynctl.core.hardware import Host
 
 CODE = "cpus-limited"
 
@@ -15,9 +16,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             continue
         yield Finding(
             CODE,
-            red_if(len(host.gpus) and host.num_cpus < 2 * len(host.gpus))
-            if host.gpus
-            else Severity.INFO,
+            _severity(host),
             host.name,
             "",
             f"{host.num_cpus} of {nominal} CPUs may be used",
@@ -30,6 +29,11 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             ),
             verify_on=host.name,
         )
+
+
+def _severity(host: Host) -> Severity:
+    per_gpu = host.num_cpus / len(host.gpus) if host.gpus else 4
+    return Severity.RED if per_gpu < 2 else Severity.WARNING if per_gpu < 4 else Severity.INFO
 
 
 CHECK = Check(CODE, "Fewer CPUs than the machine has", _judge)

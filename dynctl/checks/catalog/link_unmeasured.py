@@ -26,7 +26,10 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             "measure it: dynctl linktest",
             "dynctl linktest",
             # The measurements are a file of the operator's; the pair is in it or not.
-            verify=f'! grep -rqs \'"source_name": "{source}"\' {quote(_state(evidence))}',
+            verify=(
+                f'! grep -s -A 1 \'"source_name": "{source}"\' {quote(_state(evidence))} '
+                f'| grep \'"target_name": "{target}"\''
+            ),
         )
 
 

@@ -1,0 +1,128 @@
+"""Every check fires on what is wrong and on nothing else, and its verify command says the same without dynctl."""
+
+import importlib
+import pkgutil
+
+import pytest
+from checkcases import world
+from checkcases.build import evidence, gpu, host, planned
+
+from dynctl.checks.examine import examine, grouped, load_checks, select
+from dynctl.checks.finding import Severity
+from dynctl.core.hardware import GpuProcess, GpuState
+from dynctl.errors import UsageError
+
+CHECKS = load_checks()
+
+
+def _cases():
+    import checkcases
+
+    for module in pkgutil.iter_modules(checkcases.__path__):
+        if module.name.endswith("_cases"):
+            yield from importlib.import_module(f"checkcases.{module.name}").CASES
+
+
+CASES = tuple(_cases())
+EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case.code)
+
+
+def test_every_check_has_a_case():
+    assert {case.code for case in CASES} == set(CHECKS)
+
+
+@EACH
+def test_a_check_fires_on_its_fault(case):
+    report = examine(case.fires, {case.code: CHECKS[case.code]})
+
+    assert report.findings, f"skipped: {report.skipped}"
+    first = report.findings[0]
+    assert first.code == case.code
+    assert first.severity.value == case.severity
+    assert first.text
+    assert first.evidence
+    assert first.fix
+    assert first.verify
+    assert case.says in f"{first.text} {' '.join(first.evidence)}"
+
+
+@EACH
+def test_a_check_is_quiet_without_its_fault(case):
+    assert examine(case.quiet, {case.code: CHECKS[case.code]}).findings == ()
+
+
+@EACH
+def test_the_verify_command_holds_where_the_finding_does(case, tmp_path):
+    finding = examine(case.fires, {case.code: CHECKS[case.code]}).findings[0]
+
+    status, said = world.run(finding.verify, case.true, tmp_path)
+
+    assert status == 0, f"{finding.verify}\n{said}"
+
+
+@EACH
+def test_the_verify_command_fails_once_it_is_cured(case, tmp_path):
+    finding = examine(case.fires, {case.code: CHECKS[case.code]}).findings[0]
+
+    status, said = world.run(finding.verify, case.false, tmp_path)
+
+    assert status != 0, f"{finding.verify}\n{said}"
+    assert "unexpected:" not in said
+    assert "syntax error" not in said.lower()
+
+
+def test_a_healthy_cluster_has_no_finding():
+    assert examine(planned(), CHECKS).findings == ()
+
+
+def test_what_cannot_be_judged_is_skipped_and_not_ok():
+    report = examine(evidence(host(gpus=(), nics=()), plan=None, audits={}), CHECKS)
+
+    assert dict(report.skipped)["gpu-mig"] == "there are no GPUs"
+    assert dict(report.skipped)["port-clash"] == "there is no plan yet"
+    assert "gpu-mig" not in report.passed
+
+
+def test_hostile_names_are_cleaned_and_quoted():
+    name = "\x1b[31mevil'; touch /tmp/owned; echo '\n[red]" + "x" * 100_000
+    process = GpuProcess(1, name, name, None, False)
+    found = examine(
+        planned(host(gpus=(gpu(0, state=GpuState.BUSY, processes=(process,)),))), CHECKS
+    ).findings
+
+    assert found
+    for finding in found:
+        for text in (finding.text, *finding.evidence, finding.fix, finding.verify):
+            assert "\x1b" not in text
+            assert "\n" not in text
+            assert len(text) <= 1000
+
+
+def test_equal_findings_of_several_hosts_are_one_group():
+    sick = {"has_persistence": False}
+    hosts = [host(n, gpus=(gpu(0, n, health=sick),)) for n in ("a", "b", "c")]
+    groups = grouped(examine(evidence(*hosts), CHECKS).findings)
+
+    names = [g.host_names for g in groups if g.finding.code == "gpu-persistence-off"]
+    assert names == [("a", "b", "c")]
+
+
+def test_findings_come_worst_first():
+    report = examine(
+        planned(
+            host(gpus=(gpu(0, state=GpuState.LOST), gpu(1, health={"has_persistence": False})))
+        ),
+        CHECKS,
+    )
+
+    ranks = [finding.severity.rank for finding in report.findings]
+    assert ranks == sorted(ranks, reverse=True)
+    assert report.findings[0].severity is Severity.RED
+    assert report.is_red
+
+
+def test_an_unknown_check_is_refused_with_those_that_are_near():
+    with pytest.raises(UsageError) as caught:
+        select(CHECKS, ["gpu-migg"])
+
+    assert "gpu-mig" in (caught.value.hint or "")
