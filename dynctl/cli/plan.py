@@ -1,8 +1,9 @@
 """`dynctl plan`: lay out pools on the hosts and say what to expect. IO: ssh, files, terminal."""
 
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,13 @@ from dynctl.cli.session import load
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import Inventory
 from dynctl.core.plan import Plan, PlannedDeployment
+from dynctl.errors import PlanError
+
+if TYPE_CHECKING:
+    from dynctl.cli.planning import Outcome, Traced
+    from dynctl.planner.choosing import Trail
+    from dynctl.planner.whatif import Case
+    from dynctl.planner.why import Story
 
 
 class PlanOutput(StrEnum):
@@ -23,11 +31,34 @@ class PlanOutput(StrEnum):
 
 
 def command(
+    *,
     inventory: InventoryPath = DEFAULT_INVENTORY,
     local: Local = False,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Where to write the plan; default: plan.yaml by the inventory."),
+    ] = None,
+    why: Annotated[
+        bool, typer.Option("--why", help="Tell every layout that was looked at, and why not it.")
+    ] = False,
+    what_if: Annotated[
+        str | None,
+        typer.Option("--what-if", help="Compare with a change: '+2 h100, rate x1.5, kv fp8'."),
+    ] = None,
+    trace: Annotated[
+        list[str] | None,
+        typer.Option("--trace", help="[DEPLOYMENT=]FILE of JSON lines: plan for this workload."),
+    ] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Replay the workload on simulated engines.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Of the simulation.")] = 1,
+    advanced: Annotated[
+        bool, typer.Option("--advanced", help="Try pipelines also where the model fits without.")
+    ] = False,
+    python_topology: Annotated[
+        Path | None,
+        typer.Option("--python-topology", help="Run this Python file instead of the inventory."),
     ] = None,
     detailed_exitcode: Annotated[
         bool,
@@ -44,21 +75,97 @@ def command(
     Describes the hosts, reads the models' config.json from them, and writes plan.yaml, which dynctl up brings about.
     Changes nothing on a host. Exit 4 when a deployment cannot be laid out, 3 when hosts had to be left out.
 
-    Example: dynctl plan --out plan.yaml
+    Example: dynctl plan --why --what-if '+2 h100'
     """
-    wanted = load(inventory, local=local)
-    topology, plan = wait_for(_plan(wanted))
+    from dynctl.cli import planning
+
+    if python_topology is not None:
+        wanted = planning.load_python(python_topology)
+    else:
+        wanted = load(inventory, local=local)
+    traces = planning.read_traces(trace or [], wanted)
+    case = planning.with_workloads(wait_for(_survey(wanted)), traces)
+    if what_if is not None:
+        _compare(what_if, case, advanced=advanced, output=output)
+        return
+    made = _make(case, traces, advanced=advanced)
     path = out or plan_path(wanted)
-    is_changed = _write(path, plan)
-    _print(plan, output)
-    say(
-        f"{'wrote' if is_changed else 'no changes in'} {path}; next: dynctl up{_flags(inventory, local=local)}"
-    )
-    _raise_failures(topology, path)
+    is_changed = _write(path, made.plan)
+    extra = _Extra(why=why, simulate=simulate, seed=seed)
+    _print(made, extra, output)
+    following = f"dynctl up{_flags(inventory, local=local)}"
+    if python_topology is not None:
+        following = f"dynctl up {path} -i INVENTORY, which takes the same cluster as inventory.yaml"
+    say(f"{'wrote' if is_changed else 'no changes in'} {path}; next: {following}")
+    _raise_failures(case.topology, path)
     if detailed_exitcode and is_changed:
         from dynctl.errors import ExitCode
 
         raise typer.Exit(int(ExitCode.CHANGES))
+
+
+@dataclass(frozen=True, slots=True)
+class _Extra:
+    """What is said beyond the plan."""
+
+    why: bool
+    simulate: bool
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A plan with what it was made from and how it was found."""
+
+    plan: Plan
+    case: "Case"
+    trails: "dict[str, Trail]"
+    traces: "dict[str, Traced]"
+
+
+def _make(case: "Case", traces: "dict[str, Traced]", *, advanced: bool) -> _Made:
+    from dynctl.cli.planning import look_again
+    from dynctl.planner.choosing import Trail
+    from dynctl.planner.digest import with_digest
+    from dynctl.planner.search import make_plan
+    from dynctl.planner.trace import with_model_len
+
+    trails: dict[str, Trail] = {}
+    plan = make_plan(case.topology, case.inventory, case.models, trails, advanced=advanced)
+    traces = look_again(plan, traces)
+    if traces:
+        deployments = tuple(
+            with_model_len(planned, traces[planned.name].facts)
+            if planned.name in traces
+            else planned
+            for planned in plan.deployments
+        )
+        plan = with_digest(replace(plan, deployments=deployments))
+    return _Made(plan, case, trails, traces)
+
+
+def _compare(text: str, case: "Case", *, advanced: bool, output: PlanOutput) -> None:
+    from dynctl.cli.planning import Outcome, draw_what_if
+    from dynctl.planner.whatif import apply_changes
+
+    def outcome(one: "Case") -> "Outcome":
+        try:
+            return Outcome(_make(one, {}, advanced=advanced).plan)
+        except PlanError as error:
+            return Outcome(None, f"{error.message} ({error.hint})" if error.hint else error.message)
+
+    before, after = outcome(case), outcome(apply_changes(text, case))
+    if output is PlanOutput.JSON:
+        emit_json(
+            {
+                "schema": "dynctl.what-if/1",
+                "change": text,
+                "before": asdict(before),
+                "after": asdict(after),
+            }
+        )
+        return
+    draw_what_if(text, before, after)
 
 
 def plan_path(inventory: Inventory) -> Path:
@@ -75,14 +182,15 @@ def _flags(inventory: Path, *, local: bool) -> str:
     return "" if inventory == DEFAULT_INVENTORY else f" -i {inventory}"
 
 
-async def _plan(wanted: Inventory) -> tuple[Topology, Plan]:
+async def _survey(wanted: Inventory) -> "Case":
     from dynctl.cli.up import ask_about_keys
     from dynctl.discovery.survey import survey
+    from dynctl.planner.whatif import Case
     from dynctl.remote.fleet import open_fleet
 
     async with open_fleet(wanted.hosts, wanted.ssh, ask_about_keys) as fleet:
         found = await survey(wanted, fleet)
-        return found.topology, found.plan()
+        return Case(found.topology, found.inventory, found.models)
 
 
 def _write(path: Path, plan: Plan) -> bool:
@@ -120,20 +228,39 @@ def _is_edited(content: bytes, path: Path) -> bool:
     return plan.digest != digest_of(plan)
 
 
-def _print(plan: Plan, output: PlanOutput) -> None:
-    if output is PlanOutput.JSON:
-        from dataclasses import asdict
+def _print(made: _Made, extra: _Extra, output: PlanOutput) -> None:
+    from dynctl.cli import planning
 
-        emit_json({"schema": "dynctl.plan/1", **asdict(plan)})
-    elif output is PlanOutput.YAML:
+    plan, case = made.plan, made.case
+    reports = planning.simulate_plan(plan, case, made.traces, extra.seed) if extra.simulate else {}
+    stories: tuple[Story, ...] = ()
+    if extra.why:
+        from dynctl.planner.why import tell
+
+        facts = {name: traced.facts for name, traced in made.traces.items()}
+        stories = tell(plan, case.topology, case.inventory, case.models, made.trails, facts)
+    if output is PlanOutput.JSON:
+        document: dict[str, Any] = {"schema": "dynctl.plan/1", **asdict(plan)}
+        if stories:
+            document["why"] = [asdict(story) for story in stories]
+        if made.traces:
+            document["traces"] = {n: asdict(t.facts) for n, t in made.traces.items()}
+        if reports:
+            document["simulations"] = {name: asdict(r) for name, r in reports.items()}
+        emit_json(document)
+        return
+    if output is PlanOutput.YAML:
         from dynctl.planner.text import to_yaml
 
         emit(to_yaml(plan))
-    else:
-        for deployment in plan.deployments:
-            _draw(plan, deployment)
-        for warning in plan.warnings:
-            say(warning)
+        return
+    for deployment in plan.deployments:
+        _draw(plan, deployment)
+    planning.draw_traces(made.traces)
+    planning.draw_stories(stories)
+    planning.draw_simulations(reports)
+    for warning in plan.warnings:
+        say(warning)
 
 
 def _draw(plan: Plan, planned: PlannedDeployment) -> None:

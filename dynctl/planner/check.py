@@ -19,7 +19,7 @@ from dynctl.planner.digest import digest_of, with_digest
 from dynctl.planner.engines import Need, cpu_room, need_of
 from dynctl.planner.memory import legal_tp, sheet
 from dynctl.planner.options import needed_tokens, room_of
-from dynctl.planner.placement import Group, kind_of, port_space
+from dynctl.planner.placement import Group, kind_of, natural, port_space
 from dynctl.planner.transfer import Fabric
 from dynctl.planner.verdict import judge, price
 
@@ -56,6 +56,7 @@ def check_plan(
         Fabric.of(topology),
         plan.digest != digest_of(plan),
     )
+    refuse_simulated(plan, topology)
     problems = list(dict.fromkeys(_problems(ground)))
     if problems:
         shown = problems[:_MAX_SHOWN]
@@ -73,6 +74,28 @@ def check_plan(
             warnings=warnings,
         )
     )
+
+
+def refuse_simulated(plan: Plan, topology: Topology) -> None:
+    """End when a plan stands on GPUs that were only declared.
+
+    Raises:
+        PlanError: naming the hosts.
+    """
+    declared = {
+        gpu.uuid: host.name for host in topology.hosts for gpu in host.gpus if gpu.is_simulated
+    }
+    used = {
+        declared[gpu.uuid]
+        for _, _, replica in plan.replicas()
+        for gpu in replica.gpus
+        if gpu.uuid in declared
+    }
+    if used:
+        raise PlanError(
+            f"the GPUs of {', '.join(sorted(used, key=natural))} are simulated: this plan can be read but not started",
+            "take simulated_gpus out of the inventory, or use engine kind sim",
+        )
 
 
 def _problems(ground: _Ground) -> Iterator[str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import xxhash
 
+from dynctl.core.plan import PlannedDeployment, Sourced
 from dynctl.core.workload import Workload
 from dynctl.errors import UsageError
 
@@ -342,6 +343,15 @@ def advice(facts: TraceFacts) -> list[str]:
 def model_len(facts: TraceFacts) -> int:
     """Context length that covers 99.9 % of requests with a tenth to spare, in whole blocks of 16."""
     return math.ceil(facts.context_p999_tokens * MARGIN / 16) * 16
+
+
+def with_model_len(planned: PlannedDeployment, facts: TraceFacts) -> PlannedDeployment:
+    """A deployment whose context length covers the trace, where the inventory leaves it open and it is shorter."""
+    limit, known = model_len(facts), planned.max_model_len_tokens
+    if known is None or known.source.startswith("declared") or known.value <= limit:
+        return planned
+    source = f"measured: 99.9 % of the trace's requests and 10 % more, {_cut_off(facts, limit)}"
+    return replace(planned, max_model_len_tokens=Sourced(limit, source))
 
 
 def _cut_off(facts: TraceFacts, limit: int) -> str:

@@ -18,7 +18,6 @@ from dynctl.planner.memory import BLOCK_TOKENS, MAX_BATCHED_TOKENS, MAX_NUM_SEQS
 from dynctl.planner.options import pace_on
 from dynctl.planner.placement import Group, kind_of
 from dynctl.planner.transfer import Fabric
-from dynctl.planner.verdict import SIM_TRANSFER_BYTES_S
 from dynctl.planner.virtual import VirtualEngineSpec
 from dynctl.sim.options import SimOptions
 from dynctl.sim.scheduler import StepCosts
@@ -140,8 +139,7 @@ def _declared(planned: PlannedDeployment, wish: DeploymentWish) -> VirtualDeploy
         for pool in planned.pools
         for replica in pool.replicas
     )
-    given = dict(wish.engine.args).get("kv-transfer-mbytes-s")
-    bytes_s = options.kv_transfer_mbytes_s * 1e6 if given else SIM_TRANSFER_BYTES_S
+    bytes_s = options.kv_transfer_mbytes_s * 1e6
     return VirtualDeployment(engines, bytes_s, None, "the simulated engine's flags")
 
 
