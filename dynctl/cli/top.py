@@ -62,14 +62,14 @@ def _slo(wanted: Inventory) -> Slo:
 @asynccontextmanager
 async def _open(wanted: Inventory, hosts: list[str]) -> "AsyncIterator[Watch]":
     from dynctl.cli.session import raise_host_failures
-    from dynctl.deploy.reach import reach_agents
+    from dynctl.deploy.reach import steady_agents
     from dynctl.remote.fleet import open_fleet
     from dynctl.telemetry.watch import watch
 
     entries = [entry for entry in wanted.hosts if entry.name in hosts]
     async with (
         open_fleet(entries, wanted.ssh) as fleet,
-        reach_agents(wanted, fleet, hosts) as agents,
+        steady_agents(wanted, fleet, hosts) as agents,
     ):
         if all(isinstance(agent, DynctlError) for agent in agents.values()):
             raise_host_failures(agents, "answered")

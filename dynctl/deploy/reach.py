@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from dynctl.agents.client import AgentClient
+from dynctl.core.snapshot import HostSnapshot
 from dynctl.core.inventory import HostEntry, Inventory
 from dynctl.deploy.places import place_of
 from dynctl.errors import CommandError, ConnectError, DynctlError
@@ -75,3 +76,64 @@ async def reach_agents(
             else:
                 stack.push_async_exit(result)
         yield clients
+
+
+class SteadyAgent:
+    """One host's agent, reached anew after it or the way to it was lost: for watching over hours."""
+
+    def __init__(self, entry: HostEntry, remote: Remote, inventory: Inventory) -> None:
+        self._entry, self._remote, self._inventory = entry, remote, inventory
+        self._stack = AsyncExitStack()
+        self._client: AgentClient | None = None
+
+    async def sample(self) -> HostSnapshot:
+        """Return the host now.
+
+        Raises:
+            DynctlError: when it cannot be asked; the next call connects again.
+        """
+        try:
+            if self._client is None:
+                agent = open_agent(self._entry, self._remote, self._inventory)
+                self._client = await self._stack.enter_async_context(agent)
+            return await self._client.sample()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End the connection; a later `sample` opens another."""
+        stack, self._stack, self._client = self._stack, AsyncExitStack(), None
+        await stack.aclose()
+
+
+@asynccontextmanager
+async def steady_agents(
+    inventory: Inventory, fleet: Fleet, hosts: Sequence[str]
+) -> AsyncIterator[Mapping[str, SteadyAgent | DynctlError]]:
+    """The agents of hosts that SSH reaches; other hosts map to the reason.
+
+    Agents that do not answer now are tried again at every sample, unless none answers at all: then all map to why.
+    """
+
+    async def connect(entry: HostEntry, remote: Remote) -> SteadyAgent:
+        agent = SteadyAgent(entry, remote, inventory)
+        async with open_agent(entry, remote, inventory):
+            return agent
+
+    first = await fleet.map(connect, hosts)
+    if first and all(isinstance(found, DynctlError) for found in first.values()):
+        yield {name: found for name, found in first.items() if isinstance(found, DynctlError)}
+        return
+    agents: dict[str, SteadyAgent | DynctlError] = {}
+    for name, found in first.items():
+        is_silent = isinstance(found, NoAgentError)
+        agents[name] = (
+            SteadyAgent(inventory.host(name), fleet.remote(name), inventory) if is_silent else found
+        )
+    try:
+        yield agents
+    finally:
+        for agent in agents.values():
+            if isinstance(agent, SteadyAgent):
+                await agent.close()

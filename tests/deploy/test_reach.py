@@ -1,0 +1,53 @@
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from dynctl.core.inventory import HostEntry, Inventory
+from dynctl.core.snapshot import HostSnapshot
+from dynctl.deploy import reach
+from dynctl.deploy.reach import NoAgentError, SteadyAgent
+from dynctl.errors import ConnectError
+
+
+def test_a_lost_agent_is_reached_anew_at_the_next_sample(monkeypatch):
+    opened, closed = [], []
+
+    class Client:
+        def __init__(self, number):
+            self.number = number
+
+        async def sample(self):
+            if self.number == 1:
+                raise ConnectError("the agent is gone")
+            return HostSnapshot("a")
+
+    @asynccontextmanager
+    async def open_agent(entry, remote, inventory):
+        number = len(opened) + 1
+        opened.append(number)
+        if number == 2:
+            raise NoAgentError("a: not yet back")
+        try:
+            yield Client(number)
+        finally:
+            closed.append(number)
+
+    monkeypatch.setattr(reach, "open_agent", open_agent)
+
+    async def scenario():
+        agent = SteadyAgent(HostEntry("a", "a"), None, Inventory("c", ()))
+        with pytest.raises(ConnectError, match="gone"):
+            await agent.sample()
+        with pytest.raises(NoAgentError, match="not yet back"):
+            await agent.sample()
+        first = await agent.sample()
+        second = await agent.sample()
+        await agent.close()
+        return first, second
+
+    first, second = asyncio.run(scenario())
+
+    assert first == second == HostSnapshot("a")
+    assert opened == [1, 2, 3]
+    assert closed == [1, 3]
