@@ -69,11 +69,12 @@ class Exchange:
         body: bytes,
         content_type: bytes = b"application/json",
         headers: Iterable[Header] = (),
+        lines: bytes = b"",
     ) -> None:
-        """Give the whole answer at once."""
+        """Give the whole answer at once; `lines` are header fields already written."""
         if self._begin():
             return
-        extra = field_lines(headers) if headers else b""
+        extra = lines + field_lines(headers) if headers else lines
         if self._closes():
             extra += b"connection: close\r\n"
         head = b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n" % (

@@ -42,6 +42,9 @@ _GUARDED = _SPECIAL | {
 """Names that decide framing, rights or hops: an underscore must not imitate them."""
 _KNOWN_TARGETS: dict[bytes, tuple[str, bytes]] = {}
 _MAX_KNOWN_TARGETS = 256
+_MAX_KNOWN_HEADS = 512
+_MAX_KNOWN_HEAD_BYTES = 2048
+_VISIBLE = bytes(range(0x20, 0x7F))
 
 
 class Refused(Exception):  # noqa: N818 - the guard's verdict, not a fault of ours
@@ -70,8 +73,102 @@ class _Fields:
 def read_head(head: bytes, max_body_bytes: int) -> Request:
     """Read one complete request head, ending in its blank line.
 
+    A client sends the same head again and again but for the length and its key: one that was sound once is sound
+    with other digits and other visible characters there, and is not parsed again.
+
     Raises: Refused when it breaks a rule, with the status to answer.
     """
+    if len(head) > _MAX_KNOWN_HEAD_BYTES:
+        return _parse_head(head, max_body_bytes)
+    text, length, key = _shape_of(head)
+    shape = (text, length != b"", key != b"")
+    known = _known_heads.get(shape)
+    if known is not None:
+        return known.request(length, key, max_body_bytes)
+    request = _parse_head(head, max_body_bytes)
+    num_keys = sum(name == b"authorization" for name, _ in request.headers)
+    if num_keys == (key != b""):
+        if len(_known_heads) >= _MAX_KNOWN_HEADS:
+            _known_heads.clear()
+        _known_heads[shape] = _KnownHead(request, has_length=length != b"")
+    return request
+
+
+def _shape_of(head: bytes) -> tuple[bytes, bytes, bytes]:
+    """A head without the digits of its length and the value of its key; those two, empty where there is none."""
+    length = key = b""
+    start = head.find(b"\r\ncontent-length: ") + 18
+    if start < 18:
+        start = head.find(b"\r\nContent-Length: ") + 18
+    if start >= 18:
+        end = head.find(b"\r\n", start)
+        digits = head[start:end]
+        if digits.isdigit() and len(digits) < 16:
+            length = digits
+            head = head[:start] + head[end:]
+    start = head.find(b"\r\nauthorization: ") + 17
+    if start < 17:
+        start = head.find(b"\r\nAuthorization: ") + 17
+    if start >= 17:
+        end = head.find(b"\r\n", start)
+        value = head[start:end]
+        # Begins with no space: the parser would strip it.
+        if value and not value.translate(None, _VISIBLE) and value[0] != 0x20:
+            key = value
+            head = head[:start] + head[end:]
+    return head, length, key
+
+
+class _KnownHead:
+    """What a head said; its length and key are put in anew."""
+
+    __slots__ = ("_headers", "_key_at", "_length_at", "_request")
+
+    def __init__(self, request: Request, *, has_length: bool) -> None:
+        names = [name for name, _ in request.headers]
+        self._length_at = names.index(b"content-length") if has_length else -1
+        self._key_at = names.index(b"authorization") if b"authorization" in names else -1
+        # The key itself is not kept.
+        self._headers = tuple(
+            (name, b"" if at == self._key_at else value)
+            for at, (name, value) in enumerate(request.headers)
+        )
+        self._request = _copy(request, self._headers)
+
+    def request(self, length: bytes, key: bytes, max_body_bytes: int) -> Request:
+        """The request of a head of this shape.
+
+        Raises: Refused when the body would be too large.
+        """
+        headers = self._headers
+        if length or key:
+            pairs = list(headers)
+            if length:
+                pairs[self._length_at] = (b"content-length", length)
+            if key:
+                pairs[self._key_at] = (b"authorization", key)
+            headers = tuple(pairs)
+        request = _copy(self._request, headers)
+        if length:
+            request.content_length_bytes = _read_length(length, max_body_bytes)
+        return request
+
+
+def _copy(request: Request, headers: tuple[Header, ...]) -> Request:
+    again = Request(request.method, request.target, request.path, request.query)
+    again.headers = headers
+    again.content_length_bytes = request.content_length_bytes
+    again.is_chunked = request.is_chunked
+    again.can_keep_alive = request.can_keep_alive
+    again.expects_continue = request.expects_continue
+    again.is_http10 = request.is_http10
+    return again
+
+
+_known_heads: dict[tuple[bytes, bool, bool], _KnownHead] = {}
+
+
+def _parse_head(head: bytes, max_body_bytes: int) -> Request:
     request = _read_request_line(head[: head.find(b"\r\n")])
     fields = _Fields()
     try:

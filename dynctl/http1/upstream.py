@@ -117,20 +117,38 @@ class Upstream:
         `headers` carry neither host nor framing fields. No callback comes before this returns.
         Raises: ValueError when a header or the target contains a line end or space, or for HEAD.
         """
+        start = self.prepare(method, target, headers)
+        length = b"content-length: %d\r\n" % len(body) if body or method == "POST" else b""
+        return self._send(b"%b%b\r\n" % (start, length), body, sink, method in _SAFE_METHODS)
+
+    def prepare(self, method: str, target: str, headers: Iterable[Header]) -> bytes:
+        """Write the part of a head that many requests share, once; `post` sends it.
+
+        Raises: ValueError as for `send`.
+        """
         path = target.encode("ascii")
         if method == "HEAD":
             raise ValueError("HEAD is not spoken to origins")
         if b" " in path or b"\r" in path or b"\n" in path:
             raise ValueError("a request target contains a space or line end")
-        length = b"content-length: %d\r\n" % len(body) if body or method == "POST" else b""
-        head = b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%b\r\n" % (
+        return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b" % (
             method.encode("ascii"),
             path,
             self._host,
             field_lines(headers),
-            length,
         )
-        call = Call(self, head, body, sink, method in _SAFE_METHODS)
+
+    def post(self, start: bytes, request_id: str, body: bytes, sink: ResponseSink) -> Call:
+        """Send a prepared POST with its own X-Request-Id, which is letters, digits and dashes; as `send`."""
+        head = b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
+            start,
+            request_id.encode("ascii"),
+            len(body),
+        )
+        return self._send(head, body, sink, False)
+
+    def _send(self, head: bytes, body: bytes, sink: ResponseSink, is_safe: bool) -> Call:
+        call = Call(self, head, body, sink, is_safe)
         self._calls.add(call)
         if self._sweep_timer is None:
             self._sweep_timer = self._loop.call_later(_SWEEP_S, self._sweep)

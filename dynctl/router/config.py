@@ -110,6 +110,9 @@ class Settings:
     index_max_bytes: int = GIB
     decisions: int = 10_000
     """Decisions kept for `/decisions`."""
+    short_request_chars: int = 512
+    """Prompts of fewer characters are not tokenised and routed by load alone: their prefill is cheaper than to find out
+    where it is cached. 0: every prompt is tokenised."""
     inline_tokenize_chars: int = 1024
     """Longer prompts are tokenised in a thread, off the event loop."""
     token_cache_bytes: int = 64 * MIB

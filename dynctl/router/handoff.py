@@ -133,6 +133,13 @@ class Count:
 Action = Place | Wait | Send | Cancel | Release | Answer | Break | Finish | Count
 
 
+_FIRST_PLACES = {wants: Place(wants, wants_main=True, num_retries=0) for wants in (False, True)}
+_SENDS = {leg: Send(leg) for leg in Leg}
+_RELEASES = {leg: Release(leg) for leg in Leg}
+_FINISH = Finish()
+"""What every request needs is made once."""
+
+
 class Handoff:
     """The way of one request. Methods are events; each returns what is to be done, in order."""
 
@@ -186,7 +193,7 @@ class Handoff:
         if has_prefill:
             self._held.add(Leg.PREFILL)
             self.phase = Phase.PREFILLING
-            return [Send(Leg.PREFILL)]
+            return [_SENDS[Leg.PREFILL]]
         return self._send_main()
 
     def unplaced(self, failure: Failure | None) -> list[Action]:
@@ -256,7 +263,7 @@ class Handoff:
             return []
         worked = self._transfer_worked() if self.phase is Phase.MAIN else []
         self.phase = Phase.DONE
-        return [*worked, self._release(Leg.MAIN), Finish()]
+        return [*worked, self._release(Leg.MAIN), _FINISH]
 
     def gone(self) -> list[Action]:
         """The client left: cancel and release whatever is held."""
@@ -281,12 +288,14 @@ class Handoff:
     # Inside
 
     def _place(self) -> Place:
+        if not self.num_retries and not self._held:
+            return _FIRST_PLACES[self._wants_prefill]
         return Place(self._wants_prefill, Leg.MAIN not in self._held, self.num_retries)
 
     def _send_main(self) -> list[Action]:
         self.phase = Phase.MAIN
         self._is_transfer_used = self._transfer is not None
-        return [Send(Leg.MAIN, self._transfer)]
+        return [_SENDS[Leg.MAIN] if self._transfer is None else Send(Leg.MAIN, self._transfer)]
 
     def _prefill_faulted(self, fault: Fault, *, may_retry: bool) -> list[Action]:
         actions: list[Action] = [self._release(Leg.PREFILL)]
@@ -327,7 +336,7 @@ class Handoff:
 
     def _release(self, leg: Leg) -> Release:
         self._held.remove(leg)
-        return Release(leg)
+        return _RELEASES[leg]
 
     def _release_all(self) -> list[Action]:
         held = sorted(self._held)

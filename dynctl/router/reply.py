@@ -42,7 +42,8 @@ class Reply:
     def whole(self, body: bytes) -> None:
         """Give a whole answer."""
         self.code = 200
-        self._exchange.respond(200, body, headers=((b"x-request-id", self._shown_id),))
+        lines = b"x-request-id: %b\r\n" % self._shown_id
+        self._exchange.respond(200, body, lines=lines)
 
     def fail(self, failure: Failure) -> None:
         """Answer with an error."""

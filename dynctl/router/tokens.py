@@ -142,7 +142,7 @@ class Tokenized:
     """None: routed by load only."""
     num_chars: int
     how: str
-    """`given`, `cache`, `inline`, `thread` or `none`."""
+    """`given`, `short`, `cache`, `inline`, `thread` or `none`."""
 
 
 class PromptTokens:
@@ -150,6 +150,7 @@ class PromptTokens:
 
     def __init__(self, tokenizer: ModelTokenizer | None, settings: Settings) -> None:
         self._tokenizer = tokenizer
+        self._short_chars = settings.short_request_chars
         self._inline_chars = settings.inline_tokenize_chars
         self._cache: OrderedDict[tuple[str, bool], array[int]] = OrderedDict()
         self._cache_bytes = 0
@@ -170,7 +171,9 @@ class PromptTokens:
             return
         tokenizer = self._tokenizer
         num_chars = _num_chars(request)
-        if tokenizer is None or request.num_sequences > 1:
+        if num_chars < self._short_chars:
+            deliver(Tokenized(None, num_chars, "short"))
+        elif tokenizer is None or request.num_sequences > 1:
             deliver(Tokenized(None, num_chars, "none"))
         elif num_chars <= self._inline_chars:
             deliver(self._finished(num_chars, self._work(tokenizer, request), "inline"))

@@ -76,7 +76,9 @@ async def routed(*engines, settings=None, wait=True, **options):
     config = RouterConfig(
         listen="127.0.0.1:0",
         engines=targets,
-        settings=make_settings({"engine_poll_s": 0.05, "conditional_prefill": 0} | (settings or {})),
+        settings=make_settings(
+            {"engine_poll_s": 0.05, "conditional_prefill": 0} | (settings or {})
+        ),
         **options,
     )
     async with Router(config) as router:

@@ -15,7 +15,7 @@ from dynctl.router.template import ChatTemplate
 from dynctl.router.tokens import PromptTokens, load_tokenizer
 from dynctl.sim.options import MODEL_DIR
 
-SETTINGS = Settings()
+SETTINGS = Settings(short_request_chars=0)
 
 
 def request(**body):
@@ -55,9 +55,34 @@ def test_short_prompts_are_done_at_once_long_ones_in_a_thread_and_repeats_come_f
     run(main)
 
 
+def test_prompts_below_the_limit_are_not_tokenised_by_rule_and_counted(run):
+    async def main():
+        tokens = PromptTokens(load_tokenizer(str(MODEL_DIR)), Settings(short_request_chars=40))
+        for body, how in (
+            ({"prompt": "x" * 39}, "short"),
+            ({"prompt": "x" * 40}, "inline"),
+            ({"messages": [{"role": "user", "content": "y" * 39}]}, "short"),
+            ({"messages": [{"role": "user", "content": "y" * 20}] * 2}, "inline"),
+            ({"prompt": [1, 2, 3]}, "given"),
+        ):
+            found = await tokenized(tokens, request(**body))
+            assert found.how == how, body
+            assert (found.ids is None) == (how == "short")
+        tokens.close()
+        async with routed(FakeEngine(), tokenizer=str(MODEL_DIR)) as bench:
+            assert (await bench.client.complete(prompt="hi")).status == 200
+            assert (await bench.client.complete(prompt="hi " * 300)).status == 200
+            counted = bench.desk.metrics.tokenized
+            assert counted.value("short") == counted.value("inline") == 1
+
+    run(main)
+
+
 def test_the_cache_keeps_to_its_budget(run):
     async def main():
-        tokens = PromptTokens(load_tokenizer(str(MODEL_DIR)), Settings(token_cache_bytes=5000))
+        tokens = PromptTokens(
+            load_tokenizer(str(MODEL_DIR)), Settings(token_cache_bytes=5000, short_request_chars=0)
+        )
         for i in range(40):
             await tokenized(tokens, request(prompt=f"prompt {i} " * 20))
         assert tokens._cache_bytes <= 5000

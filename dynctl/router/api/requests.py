@@ -29,6 +29,10 @@ _REFUSED = (
 _REPLACED = ("request_id", "priority", "cache_salt")
 """Owned by the router; dropped, not refused, since client libraries may send them in good faith."""
 
+_REFUSED_NAMES, _REPLACED_NAMES = frozenset(_REFUSED), frozenset(_REPLACED)
+
+_SPACED_KEY = re.compile(rb'"[ \t\r\n]+:')
+
 # Strings of a JSON text; the group holds the colon behind those that are keys.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"\s*+(:?)', re.DOTALL)
 
@@ -124,19 +128,20 @@ def parse_request(endpoint: str, content: bytes, settings: Settings) -> ApiReque
         RefusedError: with the answer for the client, when it is no request that could be served.
     """
     body = _read_json(content, settings.max_json_depth)
-    for name in _REFUSED:
-        if name in body:
-            raise _refused(f"{name} is not a field for clients", name, "field_not_allowed")
+    if not _REFUSED_NAMES.isdisjoint(body):
+        name = next(name for name in _REFUSED if name in body)
+        raise _refused(f"{name} is not a field for clients", name, "field_not_allowed")
     template_args = body.get("chat_template_kwargs")
     if isinstance(template_args, dict) and "chat_template" in template_args:
         raise _refused(
             "chat_template is not a field for clients", "chat_template_kwargs", "field_not_allowed"
         )
-    for name in _REPLACED:
-        body.pop(name, None)
-    _check_common(body, settings)
+    if not _REPLACED_NAMES.isdisjoint(body):
+        for name in _REPLACED:
+            body.pop(name, None)
+    samples = _check_common(body, settings)
     prompts = _check_chat(body) if endpoint == CHAT else _check_completion(body, settings)
-    return ApiRequest(endpoint, body, prompts * _samples(body, settings))
+    return ApiRequest(endpoint, body, prompts * samples)
 
 
 def _read_json(content: bytes, max_depth: int) -> dict[str, Any]:
@@ -149,9 +154,24 @@ def _read_json(content: bytes, max_depth: int) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise _refused("the body is no JSON object", code="invalid_json")
     num_keys = _count_keys(body, max_depth)
-    if _STRING.findall(content).count(b":") != num_keys:
+    if _num_written_keys(content, num_keys) != num_keys:
         raise _refused("the body has a key twice in one object", code="invalid_json")
     return body
+
+
+def _num_written_keys(content: bytes, num_read: int) -> int:
+    """Count the keys in a sound JSON text.
+
+    Where no quote is escaped and no key is apart from its colon, quotes before a colon are at least as many as keys:
+    as many as were read means that there are no others.
+    """
+    if (
+        content.count(b'":') == num_read
+        and b'\\"' not in content
+        and _SPACED_KEY.search(content) is None
+    ):
+        return num_read
+    return _STRING.findall(content).count(b":")
 
 
 def _count_keys(value: dict[str, Any] | list[Any], depth_left: int) -> int:
@@ -178,7 +198,8 @@ def _count_keys(value: dict[str, Any] | list[Any], depth_left: int) -> int:
     return num_keys
 
 
-def _check_common(body: dict[str, Any], settings: Settings) -> None:
+def _check_common(body: dict[str, Any], settings: Settings) -> int:
+    """Check what both endpoints share; return the number of samples."""
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise _refused("model is missing or no text", "model")
@@ -197,7 +218,7 @@ def _check_common(body: dict[str, Any], settings: Settings) -> None:
     stop = body.get("stop")
     if isinstance(stop, list) and len(stop) > 16:
         raise _refused("more than 16 stop strings", "stop")
-    _samples(body, settings)
+    return _samples(body, settings)
 
 
 def _samples(body: dict[str, Any], settings: Settings) -> int:

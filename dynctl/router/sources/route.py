@@ -6,7 +6,7 @@ IO: sockets.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from dynctl.errors import UsageError
@@ -37,11 +37,17 @@ class Route:
     """Sent with every request."""
     is_relayed: bool = False
     """A relay is in between; it marks answers of its own."""
+    _starts: dict[str, bytes] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """Heads by path, written once."""
 
     def send(self, path: str, request_id: str, body: bytes, sink: ResponseSink) -> Call:
-        """POST a JSON body."""
-        headers = (_JSON, (b"x-request-id", request_id.encode()), *self.headers)
-        return self.upstream.send("POST", self.prefix + path, headers, body, sink)
+        """POST a JSON body; the id is ours."""
+        start = self._starts.get(path)
+        if start is None:
+            headers = (_JSON, *self.headers)
+            start = self.upstream.prepare("POST", self.prefix + path, headers)
+            self._starts[path] = start
+        return self.upstream.post(start, request_id, body, sink)
 
     async def fetch(
         self, method: str, path: str, body: bytes = b"", timeout_s: float = 5.0
