@@ -1,4 +1,11 @@
-"""`dynctl discover`: describe the hosts. IO: ssh, terminal."""
+"""`dynctl discover`: describe the hosts. IO: ssh, files, terminal."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local, Output, OutputOption
 from dynctl.cli.output import emit, emit_json, say, table, wait_for
@@ -11,6 +18,29 @@ def command(
     inventory: InventoryPath = DEFAULT_INVENTORY,
     local: Local = False,
     limit: Limit = None,
+    script: Annotated[
+        bool,
+        typer.Option(
+            "--script", help="Print a POSIX shell script that describes the host it runs on."
+        ),
+    ] = False,
+    captures: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="[NAME=]PATH",
+            help="Read what the script, or nvidia-smi, ibstat and kin printed; repeat, or list more paths.",
+        ),
+    ] = None,
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="[PATH]...", help="More captures, after --from.")
+    ] = None,
+    draw: Annotated[
+        bool | None,
+        typer.Option(
+            "--draw/--no-draw", help="Draw the GPU links of each host.", show_default="on"
+        ),
+    ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Describe the hosts: GPUs, NVLink, PCIe, NUMA, NICs.
@@ -20,30 +50,64 @@ def command(
 
     Example: dynctl discover --limit gpu-01 -o json
     """
-    wanted = load(inventory, local=local)
-    topology = wait_for(_look(wanted, select(wanted, limit)))
+    from dynctl.errors import UsageError
+
+    if more and not captures:
+        raise UsageError(f"{more[0]}: paths are read after --from only", f"dynctl discover --from {more[0]}")  # fmt: skip
+    if script:
+        _print_script(inventory)
+        return
+    topology = _read([*(captures or ()), *(more or ())]) if captures else _ask(inventory, limit, local=local)  # fmt: skip
     if output is Output.JSON:
         from dynctl.discovery.view import document
 
         emit_json(document(topology))
     else:
-        _draw(topology)
+        _show(topology, is_drawn=draw is not False)
     _raise_failures(topology)
+
+
+def _print_script(path: Path) -> None:
+    """The inventory, where there is one, adds the engines' interpreters and the models' shapes."""
+    from dynctl.discovery.capture import portable_script
+    from dynctl.discovery.survey import engine_pythons
+
+    wanted = load(path, local=False) if path.exists() else None
+    models = [wish.model for wish in wanted.deployments if wish.engine.kind == "vllm"] if wanted else []  # fmt: skip
+    emit(portable_script(engine_pythons(wanted) if wanted else (), models))
+
+
+def _read(paths: list[str]) -> Topology:
+    from dynctl.discovery.capture import read_captures
+    from dynctl.discovery.offline import read_files
+
+    files = read_files(paths)
+    topology, facts = read_captures(files)
+    if len(files) > 1 and len(facts) == 1:
+        say(f"{len(files)} captures are taken as of one host; NAME=PATH says otherwise")
+    return topology
+
+
+def _ask(path: Path, limit: str | None, *, local: bool) -> Topology:
+    wanted = load(path, local=local)
+    return wait_for(_look(wanted, select(wanted, limit)))
 
 
 async def _look(wanted: Inventory, hosts: list[str]) -> Topology:
     from dynctl.cli.up import ask_about_keys
     from dynctl.discovery.discover import discover
+    from dynctl.discovery.survey import engine_pythons
     from dynctl.remote.fleet import open_fleet
 
     entries = [entry for entry in wanted.hosts if entry.name in hosts]
     async with open_fleet(entries, wanted.ssh, ask_about_keys) as fleet:
-        return await discover(entries, fleet)
+        return await discover(entries, fleet, engine_pythons=engine_pythons(wanted))
 
 
-def _draw(topology: Topology) -> None:
+def _show(topology: Topology, *, is_drawn: bool) -> None:
     from dynctl.core.text import clean
     from dynctl.discovery import view
+    from dynctl.discovery.drawing import drawings
 
     if not topology.hosts:
         return
@@ -58,7 +122,8 @@ def _draw(topology: Topology) -> None:
         for host in topology.hosts
     ]
     table(["HOST", "GPUS", "LINKS", "NICS", "HOST MEMORY"], rows)
-    for names, drawn in view.drawings(topology):
+    is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    for names, drawn in drawings(topology, is_coloured=is_coloured) if is_drawn else ():
         emit(f"\n{clean(', '.join(names), 78)}")
         emit("\n".join(drawn))
     for host in topology.hosts:

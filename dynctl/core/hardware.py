@@ -172,6 +172,8 @@ class Host:
     fabric: Fabric = field(default_factory=Fabric)
     clock: Clock | None = None
     sshd: Sshd = field(default_factory=Sshd)
+    unplaced_processes: tuple[GpuProcess, ...] = ()
+    """GPU processes of which the tool did not say on which GPU."""
     listening_ports: tuple[int, ...] = ()
     """TCP ports something listens on, loopback included."""
     warnings: tuple[HostWarning, ...] = ()

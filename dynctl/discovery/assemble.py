@@ -1,41 +1,34 @@
 """Facts of all hosts and what the inventory says of them, put together into a Topology.
 
-Not here: shell text, running anything, what a user must be told about it (`judge`).
+Not here: GPUs (`gpus`), the network (`nics`), what a user must be told about it (`judge`).
 Pure.
 """
 
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from dataclasses import replace
 
-from dynctl.core.hardware import Gpu, GpuProcess, GpuState, Host, HostFailure, Nic, Topology
-from dynctl.core.inventory import HostEntry, SimulatedGpus
+from dynctl.core.hardware import Gpu, Host, HostFailure, Topology
+from dynctl.core.inventory import HostEntry
+from dynctl.core.machine import Clock, EngineSoftware, Software
 from dynctl.core.text import clean
-from dynctl.core.units import GIB
+from dynctl.discovery import facts as known
 from dynctl.discovery.facts import (
-    GpuFacts,
-    GpuProcessFacts,
     HostFacts,
-    ListedGpu,
-    PciGpu,
     PythonFacts,
-    RdmaPort,
+    QueryFacts,
     SmiFacts,
     SystemFacts,
     TopoFacts,
 )
+from dynctl.discovery.gpus import QUERIES, GpuSources, gpus_of, process_of
 from dynctl.discovery.judge import judge_host, judge_topology
-from dynctl.planner.grouping import nearest, nvlink_islands
-from dynctl.planner.peaks import find_spec
-
-T = TypeVar("T")
+from dynctl.discovery.linkage import Square, as_nvlink
+from dynctl.discovery.nics import gpu_nic_links, nearest_nics, nics_of
+from dynctl.planner.grouping import nvlink_islands
 
 MIN_PYTHON = (3, 11)
-USED_PROBES = frozenset(
-    {"infiniband", "nvidia_smi_csv", "nvidia_smi_list", "nvidia_smi_topo", "pci", "system"}
-)
-"""Probes whose facts have a place in Host; others are kept as text in `Host.extra`."""
 
 
 def assemble(
@@ -58,10 +51,11 @@ def assemble_host(
     entry: HostEntry, found: HostFacts, own_pids: frozenset[int], is_alone: bool
 ) -> Host:
     """Describe one host; what a failed probe would have told stays unknown and is a warning."""
-    system = _fact(found, "system", SystemFacts) or SystemFacts()
-    topo = _fact(found, "nvidia_smi_topo", TopoFacts) or TopoFacts((), ())
-    gpus, links = _gpus(entry, found, topo, system, own_pids)
-    nics = _nics(found, system, topo)
+    sources = GpuSources.of(found, own_pids)
+    system, topo = sources.system, sources.topo
+    gpus, links = gpus_of(sources, entry.name, entry.simulated_gpus)
+    nics = nics_of(found, system, topo)
+    nic_names, nic_links = gpu_nic_links(gpus, nics, topo, sources.pci)
     python = choose_python(system.pythons, entry.python)
     host = Host(
         name=entry.name,
@@ -71,9 +65,9 @@ def assemble_host(
         gpus=gpus,
         gpu_links=links,
         nvlink_islands=tuple(
-            tuple(gpus[i].index for i in island) for island in nvlink_islands(links)
+            tuple(gpus[i].index for i in island) for island in nvlink_islands(as_nvlink(links))
         ),
-        gpu_nics=_gpu_nics(gpus, nics, topo),
+        gpu_nics=nearest_nics(gpus, nics, nic_names, nic_links),
         nics=nics,
         num_cpus=system.num_cpus,
         cpu_slots=entry.cpu_slots,
@@ -90,28 +84,106 @@ def assemble_host(
         is_root=system.uid == 0,
         labels=entry.labels,
         extra=_extra(found, system),
+        nic_names=nic_names,
+        gpu_nic_links=nic_links,
+        p2p=_p2p(found, gpus, topo),
     )
-    return judge_host(host, found, topo, entry)
+    return judge_host(_with_machine(host, found, sources), found, topo, entry)
 
 
-def _fact(found: HostFacts, probe: str, kind: type[T]) -> T | None:
-    fact = found.facts.get(probe)
-    return fact if isinstance(fact, kind) else None
+def _with_machine(host: Host, found: HostFacts, sources: GpuSources) -> Host:
+    """What lies beside GPUs and NICs."""
+    system = sources.system
+    session = found.fact("session", known.SessionFacts) or known.SessionFacts()
+    network = found.fact("network", known.NetworkFacts) or known.NetworkFacts()
+    numa = found.fact("numa", known.NumaFacts)
+    fabric = found.fact("fabric", known.FabricFacts)
+    held = fabric.fabric if fabric else host.fabric
+    smi = sources.smi
+    return replace(
+        host,
+        numa_nodes=numa.nodes if numa else (),
+        num_cpus_nominal=system.num_cpus_nominal if system.host_name else None,
+        memory_nominal_bytes=system.memory_nominal_bytes or None,
+        shm_bytes=session.shm_bytes,
+        shm_free_bytes=session.shm_free_bytes,
+        session_limits=session.limits,
+        unit_limits=session.unit_limits,
+        agent_limits=session.agent_limits,
+        sshd=session.sshd,
+        routes=network.routes,
+        listening_ports=network.listening_ports,
+        fabric=replace(held, num_switches=max(held.num_switches, sources.pci.num_switches)),
+        software=_software(found, sources),
+        clock=found.fact("clock", Clock),
+        unplaced_processes=tuple(
+            process_of(process, sources.own_pids)
+            for process in (smi.processes if smi else ())
+            if not process.gpu_uuid
+        ),
+    )
+
+
+def _software(found: HostFacts, sources: GpuSources) -> Software:
+    facts = found.fact("software", known.SoftwareFacts)
+    software = facts.software if facts else Software()
+    queries = [q for name in QUERIES if (q := found.fact(name, QueryFacts))]
+    smi = sources.smi
+    driver = next((q.driver_version for q in queries if q.driver_version), None)
+    if driver is None and smi and smi.gpus:
+        driver = smi.gpus[0].driver_version
+    engines = found.facts.get("engines")
+    return replace(
+        software,
+        driver_version=clean(driver, 40) if driver else None,
+        cuda_version=next((clean(q.cuda_version, 20) for q in queries if q.cuda_version), None),
+        engines=tuple(_cleaned(e) for e in engines if isinstance(e, EngineSoftware))
+        if isinstance(engines, tuple)
+        else (),
+    )
+
+
+def _cleaned(engine: EngineSoftware) -> EngineSoftware:
+    return replace(
+        engine,
+        python=clean(engine.python, 200),
+        packages=tuple((clean(n, 60), clean(v, 60)) for n, v in engine.packages),
+        error=clean(engine.error) if engine.error else None,
+    )
+
+
+def _p2p(found: HostFacts, gpus: Sequence[Gpu], topo: TopoFacts) -> tuple[tuple[str, Square], ...]:
+    """Peer-to-peer matrices in `gpus` order; one found beside the topology matrix is of unknown capability."""
+    asked = found.facts.get("nvidia_smi_p2p")
+    matrices = {n: f for n, f in asked.items() if isinstance(f, TopoFacts)} if isinstance(asked, dict) else {}  # fmt: skip
+    squares = {name: (facts.gpu_indexes, facts.links) for name, facts in matrices.items()}
+    if topo.p2p and not squares:
+        squares["status"] = (topo.gpu_indexes, topo.p2p)
+    return tuple((name, _in_order(gpus, *square)) for name, square in squares.items())
+
+
+def _in_order(gpus: Sequence[Gpu], indexes: Sequence[int], square: Square) -> Square:
+    where = {index: i for i, index in enumerate(indexes)}
+
+    def cell(a: int, b: int) -> str | None:
+        return square[where[a]][where[b]] if a in where and b in where else None
+
+    return tuple(tuple(cell(a.index, b.index) for b in gpus) for a in gpus)
 
 
 def _extra(found: HostFacts, system: SystemFacts) -> tuple[tuple[str, str], ...]:
-    known = {"host_name": clean(system.host_name), "kernel": clean(system.kernel), "user": clean(system.user)}  # fmt: skip
+    extra = {"host_name": clean(system.host_name), "kernel": clean(system.kernel), "user": clean(system.user)}  # fmt: skip
     if found.identity:
-        known["host_key"] = clean(found.identity)
-    smi = _fact(found, "nvidia_smi_csv", SmiFacts)
+        extra["host_key"] = clean(found.identity)
+    smi = found.fact("nvidia_smi_csv", SmiFacts)
     if smi and smi.gpus and smi.gpus[0].driver_version:
-        known["driver"] = clean(smi.gpus[0].driver_version)
-    known |= {
+        extra["driver"] = clean(smi.gpus[0].driver_version)
+    extra |= {
         name: clean(repr(fact), 2000)
         for name, fact in found.facts.items()
-        if name not in USED_PROBES
+        if name not in known.PLACED_PROBES
     }
-    return tuple(sorted(known.items()))
+    return tuple(sorted(extra.items()))
 
 
 def choose_python(pythons: Sequence[PythonFacts], wanted: str | None) -> PythonFacts | None:
@@ -126,227 +198,6 @@ def choose_python(pythons: Sequence[PythonFacts], wanted: str | None) -> PythonF
 def _platform(system: SystemFacts) -> str:
     libc = re.match(r"(glibc|musl)-(\d+\.\d+)", system.libc)
     return f"{libc[1]}-{libc[2]}-{clean(system.arch, 20)}" if libc and system.arch else ""
-
-
-def _gpus(
-    entry: HostEntry,
-    found: HostFacts,
-    topo: TopoFacts,
-    system: SystemFacts,
-    own_pids: frozenset[int],
-) -> tuple[tuple[Gpu, ...], tuple[tuple[str | None, ...], ...]]:
-    smi = _fact(found, "nvidia_smi_csv", SmiFacts)
-    pci: Sequence[PciGpu] = [p for p in _all(found, "pci", PciGpu) if p.vendor == "nvidia"]
-    if smi is None or (not smi.gpus and not smi.broken):
-        gpus = _from_bus(pci) if "nvidia_smi_csv" in found.failures else ()
-        if not gpus and entry.simulated_gpus is not None:
-            return _simulated(entry.name, entry.simulated_gpus)
-    else:
-        slices = {g.uuid: len(g.slices) for g in _all(found, "nvidia_smi_list", ListedGpu)}
-        numa = {_bus(p.bus_id): p.numa_node for p in pci}
-        gpus = _real(smi, topo, system, own_pids, slices, numa)
-    where = {index: i for i, index in enumerate(topo.gpu_indexes)}
-    links = tuple(
-        tuple(
-            "X" if a.index == b.index else _link(topo, where.get(a.index), where.get(b.index))
-            for b in gpus
-        )
-        for a in gpus
-    )
-    return gpus, links
-
-
-def _all(found: HostFacts, probe: str, kind: type[T]) -> list[T]:
-    fact = found.facts.get(probe)
-    return [each for each in fact if isinstance(each, kind)] if isinstance(fact, tuple) else []
-
-
-def _link(topo: TopoFacts, a: int | None, b: int | None) -> str | None:
-    return None if a is None or b is None else topo.links[a][b]
-
-
-def _from_bus(pci: Sequence[PciGpu]) -> tuple[Gpu, ...]:
-    """GPUs the driver cannot tell about: there, but of unknown state; never taken for none."""
-    return tuple(
-        Gpu(
-            index=i,
-            uuid=f"unknown-{card.bus_id}",
-            name="NVIDIA GPU",
-            memory_bytes=0,
-            pci_bus_id=card.bus_id,
-            numa_node=card.numa_node,
-            state=GpuState.UNKNOWN,
-        )
-        for i, card in enumerate(sorted(pci, key=lambda card: card.bus_id))
-    )
-
-
-def _simulated(
-    host_name: str, wish: SimulatedGpus
-) -> tuple[tuple[Gpu, ...], tuple[tuple[str | None, ...], ...]]:
-    """Declared GPUs, joined the way boards of that product are."""
-    spec = find_spec(wish.name)
-    label = f"NV{spec.num_nvlinks}" if spec and spec.num_nvlinks else "SYS"
-    count = range(wish.count)
-    gpus = tuple(
-        Gpu(
-            index=i,
-            uuid=f"SIM-{host_name}-{i}",
-            name=wish.name,
-            memory_bytes=wish.memory_bytes,
-            memory_used_bytes=0,
-            is_simulated=True,
-        )
-        for i in count
-    )
-    return gpus, tuple(tuple("X" if a == b else label for b in count) for a in count)
-
-
-def _real(
-    smi: SmiFacts,
-    topo: TopoFacts,
-    system: SystemFacts,
-    own_pids: frozenset[int],
-    slices: Mapping[str, int],
-    numa: Mapping[str, int | None],
-) -> tuple[Gpu, ...]:
-    broken = dict(smi.broken)
-    gpus = []
-    for card in smi.gpus:
-        processes = tuple(
-            _process(process, own_pids)
-            for process in smi.processes
-            if process.gpu_uuid == card.uuid
-        )
-        memory = card.memory_bytes if card.memory_bytes is not None else system.memory_bytes
-        gpus.append(
-            Gpu(
-                index=card.index,
-                uuid=card.uuid,
-                name=clean(card.name, 80),
-                memory_bytes=memory,
-                memory_used_bytes=card.memory_used_bytes,
-                pci_bus_id=card.pci_bus_id,
-                numa_node=_numa(card, topo, numa),
-                state=_state(card, processes, broken, slices),
-                processes=processes,
-            )
-        )
-    seen = {gpu.index for gpu in gpus}
-    for index, text in smi.broken:
-        if index >= 0 and index not in seen:
-            state = (
-                GpuState.LOST if "lost" in text.lower() or "handle" in text else GpuState.UNKNOWN
-            )
-            gpus.append(Gpu(index, f"unknown-{index}", "NVIDIA GPU", 0, state=state))
-    return tuple(sorted(gpus, key=lambda gpu: gpu.index))
-
-
-def _process(process: GpuProcessFacts, own_pids: frozenset[int]) -> GpuProcess:
-    return GpuProcess(
-        pid=process.pid,
-        name=clean(process.name or "hidden", 80),
-        user=process.user,
-        memory_bytes=process.memory_bytes,
-        is_ours=process.is_tagged or process.pid in own_pids,
-    )
-
-
-def _state(
-    card: GpuFacts,
-    processes: Sequence[GpuProcess],
-    broken: Mapping[int, str],
-    slices: Mapping[str, int],
-) -> GpuState:
-    """Lost, cut into slices, held by strangers, or free; memory nobody admits to holding counts as a stranger's."""
-    if card.index in broken:
-        return GpuState.LOST if "lost" in broken[card.index].lower() else GpuState.UNKNOWN
-    if card.is_mig or slices.get(card.uuid):
-        return GpuState.MIG
-    if any(not process.is_ours for process in processes):
-        return GpuState.BUSY
-    if not processes and card.memory_used_bytes is not None and card.memory_bytes:
-        allowed = max(GIB, card.memory_bytes // 40)
-        if card.memory_used_bytes > allowed:
-            return GpuState.BUSY
-    return GpuState.FREE
-
-
-def _bus(bus_id: str) -> str:
-    """`00000000:1B:00.0` and `0000:1b:00.0` are one place."""
-    domain, _, rest = bus_id.lower().partition(":")
-    return f"{domain[-4:]}:{rest}"
-
-
-def _numa(card: GpuFacts, topo: TopoFacts, bus: Mapping[str, int | None]) -> int | None:
-    """What the driver says, else what the bus says; a list of nodes counts by its first only where lists differ."""
-    text = None
-    if card.index in topo.gpu_indexes and topo.numa_affinity:
-        text = topo.numa_affinity[topo.gpu_indexes.index(card.index)]
-    if text is not None and text.isdigit():
-        return int(text)
-    if card.pci_bus_id is not None and (node := bus.get(_bus(card.pci_bus_id))) is not None:
-        return node
-    if text is not None and len(set(topo.numa_affinity)) == len(topo.numa_affinity) > 1:
-        first = re.match(r"\d{1,4}", text)
-        return int(first[0]) if first else None
-    return None
-
-
-def _nics(found: HostFacts, system: SystemFacts, topo: TopoFacts) -> tuple[Nic, ...]:
-    ports = _all(found, "infiniband", RdmaPort)
-    nets = {net.name: net for net in system.nets}
-    kinds = {"infiniband": "infiniband", "ethernet": "roce"}
-    nics = [
-        Nic(
-            name=clean(port.device, 64),
-            kind=kinds.get(port.link_layer, "rdma"),
-            state={"active": "up", "down": "down", "init": "down", "armed": "down"}.get(
-                port.state, "unknown"
-            ),
-            # The rate of a port that is not active is a placeholder.
-            rate_bits_s=port.rate_bits_s if port.state == "active" else None,
-            numa_node=port.numa_node,
-            netdev=port.netdev,
-            addresses=nets[port.netdev].addresses if port.netdev in nets else (),
-        )
-        for port in sorted(ports, key=lambda port: (_natural(port.device), port.port))
-    ]
-    known = {nic.name for nic in nics}
-    nics += [Nic(clean(n, 64), "rdma", "unknown") for n in topo.nic_names if n not in known]
-    nics += [
-        Nic(
-            net.name, "ethernet", net.state, net.rate_bits_s, net.numa_node, net.name, net.addresses
-        )
-        for net in system.nets
-        if net.addresses or net.is_physical
-    ]
-    return tuple({nic.name: nic for nic in nics}.values())
-
-
-def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """mlx5_2 before mlx5_10."""
-    return tuple(
-        (1, int(part), "") if part.isdigit() else (0, 0, part)
-        for part in re.split(r"(\d{1,9})", name)
-    )
-
-
-def _gpu_nics(
-    gpus: Sequence[Gpu], nics: Sequence[Nic], topo: TopoFacts
-) -> tuple[tuple[int, tuple[str, ...]], ...]:
-    """Per GPU its nearest RDMA devices: by the matrix, else those on its NUMA node."""
-    rdma = [nic for nic in nics if nic.kind != "ethernet"]
-    found = []
-    for gpu in gpus:
-        names: tuple[str, ...] = ()
-        if topo.nic_names and gpu.index in topo.gpu_indexes:
-            row = topo.nic_links[topo.gpu_indexes.index(gpu.index)]
-            names = tuple(topo.nic_names[i] for i in nearest(row))
-        elif gpu.numa_node is not None:
-            names = tuple(nic.name for nic in rdma if nic.numa_node == gpu.numa_node)
-        found.append((gpu.index, names))
-    return tuple(found) if any(names for _, names in found) else ()
 
 
 def _data_address(entry: HostEntry, system: SystemFacts, is_alone: bool) -> str:

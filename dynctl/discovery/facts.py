@@ -1,6 +1,43 @@
 """What probes find, as values: one per probe. Not here: parsing, judging. Pure."""
 
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+from dynctl.core.machine import Fabric, Gid, GpuHealth, Limits, NumaNode, Route, Software, Sshd
+
+T = TypeVar("T")
+
+PLACED_PROBES = frozenset(
+    [
+        "clock",
+        "engines",
+        "fabric",
+        "ibdev2netdev",
+        "ibstat",
+        "ibstatus",
+        "ibv_devinfo",
+        "infiniband",
+        "models",
+        "network",
+        "numa",
+        "nvidia_smi_csv",
+        "nvidia_smi_list",
+        "nvidia_smi_nvlink",
+        "nvidia_smi_p2p",
+        "nvidia_smi_q",
+        "nvidia_smi_qx",
+        "nvidia_smi_table",
+        "nvidia_smi_topo",
+        "pci",
+        "rdma_link",
+        "rocm_smi",
+        "session",
+        "show_gids",
+        "software",
+        "system",
+    ]
+)
+"""Probes whose facts have a place in Host; others are kept as text in `Host.extra`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +191,141 @@ class RdmaPort:
     netdev: str | None = None
     hca_type: str | None = None
     pci_bus_id: str | None = None
+    num_lanes: int | None = None
+    system_guid: str | None = None
+    num_link_downed: int | None = None
+    mtu_bytes: int | None = None
+    gids: tuple[Gid, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaFacts:
+    """What one of the RDMA tools tells: ports as far as it knows them, and what it failed on."""
+
+    ports: tuple[RdmaPort, ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()
+    """Device and the tool's words."""
+    is_cut: bool = False
+    """The closing line of the tool is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGpu:
+    """One record of `nvidia-smi -q`, text or XML."""
+
+    index: int
+    pci_bus_id: str | None
+    uuid: str | None
+    name: str | None
+    minor_number: int | None = None
+    memory_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    is_mig: bool | None = None
+    mig_memory_bytes: tuple[int, ...] = ()
+    """Memory of each MIG device."""
+    utilization_ratio: float | None = None
+    health: GpuHealth = field(default_factory=GpuHealth)
+    processes: tuple[GpuProcessFacts, ...] = ()
+    is_complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class QueryFacts:
+    """`nvidia-smi -q`."""
+
+    num_attached: int | None
+    gpus: tuple[QueryGpu, ...]
+    driver_version: str | None = None
+    cuda_version: str | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether records are missing or end in the middle."""
+        return not all(gpu.is_complete for gpu in self.gpus) or (
+            self.num_attached is not None and len(self.gpus) != self.num_attached
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NvlinkGpu:
+    """One GPU of `nvidia-smi nvlink --status`."""
+
+    index: int
+    name: str
+    uuid: str
+    rates_bytes_s: tuple[int | None, ...] = ()
+    """Per link; None for an inactive one. Empty when all are inactive or it has none."""
+    says_inactive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AmdFacts:
+    """`rocm-smi --showtopo`."""
+
+    links: tuple[tuple[str | None, ...], ...]
+    """`XGMI`, `PCIE` per pair, `X` on the diagonal."""
+    hops: tuple[tuple[int | None, ...], ...] = ()
+    weights: tuple[tuple[int | None, ...], ...] = ()
+    numa_nodes: tuple[int | None, ...] = ()
+    names: tuple[str | None, ...] = ()
+    is_low_power: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PciFacts:
+    """Accelerators and network controllers on the PCI bus, with the bridges above each."""
+
+    gpus: tuple["PciGpu", ...] = ()
+    num_switches: int = 0
+    """NVSwitches."""
+    paths: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Bus address to the chain from the root, itself last: `pci0000:00`, `0000:00:01.0`, `0000:01:00.0`."""
+    nodes: tuple[tuple[str, int | None], ...] = ()
+    """Bus address to NUMA node."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """What a process of ours gets on the host."""
+
+    limits: Limits = field(default_factory=Limits)
+    unit_limits: Limits = field(default_factory=Limits)
+    agent_limits: Limits = field(default_factory=Limits)
+    shm_bytes: int | None = None
+    shm_free_bytes: int | None = None
+    sshd: Sshd = field(default_factory=Sshd)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkFacts:
+    """Routes, bonds and listeners."""
+
+    routes: tuple[Route, ...] = ()
+    bonds: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Bond to its member devices."""
+    listening_ports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FabricFacts:
+    """Fabric manager, IMEX and NVSwitches."""
+
+    fabric: Fabric
+
+
+@dataclass(frozen=True, slots=True)
+class SoftwareFacts:
+    """Driver side of the software; engines are told by their own probe."""
+
+    software: Software
+
+
+@dataclass(frozen=True, slots=True)
+class NumaFacts:
+    """NUMA nodes."""
+
+    nodes: tuple[NumaNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +338,7 @@ class PciGpu:
     numa_node: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HostFacts:
     """All probes of one host: facts by probe name, and the cause for each that failed."""
 
@@ -176,3 +348,12 @@ class HostFacts:
     """Probe name to the kind of its failure, where it has one: `driver_library_mismatch`, `gpu_lost`, `timeout`, …"""
     identity: str | None = None
     """Fingerprint of the host key: tells clones with equal machine ids apart."""
+    notes: list[str] = field(default_factory=list)
+    """What a reader of captures has to be told: cut, of unknown kind."""
+    is_capture: bool = False
+    """Read from files: what is not in them was not asked."""
+
+    def fact(self, probe: str, kind: type[T]) -> T | None:
+        """What a probe found, when it is of that kind."""
+        fact = self.facts.get(probe)
+        return fact if isinstance(fact, kind) else None

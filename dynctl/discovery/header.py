@@ -102,10 +102,10 @@ def mend_header(
     cells of the longest row. Returns the columns and how many of them, from the left, are sure.
     """
     known = list(columns)
-    if is_cut and known and known[-1] not in labels:
-        # The last label may itself be cut: GPU1 of GPU10, NI of NIC0, CP of CPU Affinity.
-        if not _NUMBERED.fullmatch(known[-1]) or known[-1] in known[:-1]:
-            known = known[:-1]
+    # The last label of a cut header may itself be cut: GPU1 of GPU10, NI of NIC0, CP of CPU Affinity.
+    is_doubtful = is_cut and known and known[-1] not in labels
+    if is_doubtful and (not _NUMBERED.fullmatch(known[-1]) or known[-1] in known[:-1]):
+        known = known[:-1]
     if set(labels) <= set(known) and width <= len(known):
         return known, len(known)
     mended, num_sure = columns_of_rows([*known, *(x for x in labels if x not in known)], width)

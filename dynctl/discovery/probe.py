@@ -4,6 +4,7 @@ Not here: any probe (`probes/`), running them (`discover`).
 Pure.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,6 +26,10 @@ class Probe:
     """POSIX shell, constant: data reaches it through the environment only."""
     parse: Callable[[Completed], object]
     """Facts from what the script printed; raises ProbeError with tool and line, never another exception."""
+    needs: str = ""
+    """Shell condition without which the script is not even started, so that an absent tool costs no process."""
+    marks: re.Pattern[str] | None = None
+    """What a capture of this tool holds, so that its kind can be recognised; None: never captured by hand."""
 
 
 class ToolError(ProbeError):
@@ -38,6 +43,12 @@ class ToolError(ProbeError):
 def text_of(done: Completed) -> str:
     """Decode stdout; bytes that are no UTF-8 become replacement characters."""
     return done.stdout.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def integer(text: str | None, max_digits: int = 15) -> int | None:
+    """Read a plain decimal number; None when it is none, or absurdly long."""
+    value = (text or "").strip()
+    return int(value) if re.fullmatch(rf"[0-9]{{1,{max_digits}}}", value) else None
 
 
 def fail(tool: str, line: int, text: str, why: str) -> ProbeError:
@@ -101,7 +112,9 @@ def check_smi(done: Completed) -> None:
         at = said.lower().find(phrase)
         if at >= 0:
             line = said[said.rfind("\n", 0, at) + 1 :].split("\n", 1)[0]
-            raise ToolError(f"nvidia-smi: {clean(line, 160)}", kind, hint)
+            library = re.search(r"NVML library version:\s*([\d.]{1,20})", said)
+            version = f" (library {library[1]})" if library else ""
+            raise ToolError(f"nvidia-smi: {clean(line, 160)}{version}", kind, hint)
     if done.exit_status != 0 and not done.stdout.strip():
         raise ToolError(
             f"nvidia-smi ended with status {done.exit_status}: {clean(said, 160) or 'no output'}",

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 
 from dynctl.core.command import Command, Completed
+from dynctl.core.machine import Clock
 from dynctl.discovery.probe import TIMEOUT_STATUS, Probe
 from dynctl.errors import ProbeError
 
@@ -24,6 +25,7 @@ MAX_ERR_BYTES = 64 * 1024
 _PROLOGUE = r"""
 umask 077
 export LC_ALL=C
+begun=$(date +%s.%N)
 PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin
 dir=
 for base in /dev/shm "${TMPDIR:-/tmp}" "/run/user/$(id -u)" "$HOME"; do
@@ -42,56 +44,73 @@ limited() {
   return $status
 }
 probe() {
-  ( limited "$2" >"$dir/$1.out" 2>"$dir/$1.err" </dev/null; echo $? >"$dir/$1.new"; mv "$dir/$1.new" "$dir/$1.rc" ) </dev/null >/dev/null 2>&1 &
+  ( limited "$2" >"$dir/$1.out" 2>"$dir/$1.err" </dev/null; echo $? >"$dir/$1.rc" ) </dev/null >/dev/null 2>&1 &
 }
+absent() { echo 127 >"$dir/$1.rc"; }
 """
 _EPILOGUE = r"""
 waited=0
 while [ $waited -lt LIMIT0 ]; do
   missing=
-  for name in $names; do [ -e "$dir/$name.rc" ] || missing=1; done
+  for name in $names; do [ -s "$dir/$name.rc" ] || missing=1; done
   [ -z "$missing" ] && break
   if sleep 0.1 2>/dev/null; then waited=$((waited+1)); else sleep 1; waited=$((waited+10)); fi
 done
 for name in $names; do
   status=124
-  [ -e "$dir/$name.rc" ] && read -r status <"$dir/$name.rc"
+  [ -s "$dir/$name.rc" ] && read -r status <"$dir/$name.rc"
   printf '\n%s out %s %s\n' "$mark" "$name" "$status"
-  head -c MAXOUT "$dir/$name.out" 2>/dev/null
+  [ -s "$dir/$name.out" ] && head -c MAXOUT "$dir/$name.out"
   printf '\n%s err %s\n' "$mark" "$name"
-  head -c MAXERR "$dir/$name.err" 2>/dev/null
+  [ -s "$dir/$name.err" ] && head -c MAXERR "$dir/$name.err"
 done
+printf '\n%s clock %s %s\n' "$mark" "$begun" "$(date +%s.%N)"
 printf '\n%s end\n' "$mark"
 """
 
 
 def build(probes: Mapping[str, Probe], mark: str, env: Mapping[str, str]) -> Command:
     """Make the command that runs all probes; `mark` is random hex, new for every host and call."""
+    text = script_text(probes, mark)
+    return Command(("sh", "-s"), tuple(env.items()), text.encode(), timeout_s=SCRIPT_LIMIT_S)
+
+
+def script_text(probes: Mapping[str, Probe], mark: str) -> str:
+    """The script itself; probes without one are for captures only."""
     assert re.fullmatch(r"[0-9a-f]{16,}", mark)
-    names = " ".join(probes)
+    live = {name: probe for name, probe in probes.items() if probe.script}
     epilogue = (
         _EPILOGUE.replace("LIMIT0", str((PROBE_LIMIT_S + 2) * 10))
         .replace("MAXOUT", str(MAX_OUT_BYTES))
         .replace("MAXERR", str(MAX_ERR_BYTES))
     )
-    calls = [f"probe {name} {_quote(probe.script)}" for name, probe in probes.items()]
-    text = "\n".join(
+    calls = [_call(name, probe) for name, probe in live.items()]
+    return "\n".join(
         [
-            f"mark={mark}\nnames='{names}'",
+            f"mark={mark}\nnames='{' '.join(live)}'",
             _PROLOGUE.replace("LIMIT", str(PROBE_LIMIT_S)),
             *calls,
             epilogue,
         ]
     )
-    return Command(("sh", "-s"), tuple(env.items()), text.encode(), timeout_s=SCRIPT_LIMIT_S)
 
 
-def _quote(script: str) -> str:
+def _call(name: str, probe: Probe) -> str:
+    start = f"probe {name} {quote(probe.script)}"
+    if not probe.needs:
+        return start
+    return f"if {{ {probe.needs}; }} >/dev/null 2>&1; then {start}; else absent {name}; fi"
+
+
+def quote(script: str) -> str:
+    """Make one word of a POSIX shell out of any text."""
     return "'" + script.replace("'", "'\\''") + "'"
 
 
 def split(done: Completed, mark: str) -> dict[str, Completed]:
     """Cut the output into one result per probe; what login shells print around it is dropped.
+
+    The host's clock at begin and end is the part `clock`.
 
     Raises:
         ProbeError: when the script ended before its last mark.
@@ -113,4 +132,22 @@ def split(done: Completed, mark: str) -> dict[str, Completed]:
         elif len(words) == 2 and words[0] == "err" and words[1] in found:
             before = found[words[1]]
             found[words[1]] = Completed(done.command, before.exit_status, before.stdout, body)
+        elif len(words) == 3 and words[0] == "clock":
+            found["clock"] = Completed(done.command, 0, b" ".join(head.split()[1:]), b"")
     return found
+
+
+def clock_of(part: Completed | None, sent_unix_s: float, received_unix_s: float) -> Clock | None:
+    """How far a host's clock is from ours: it began after we sent, and ended before we received.
+
+    None when the host has no clock that can be read.
+    """
+    words = part.stdout.decode("ascii", "replace").split() if part else []
+    if len(words) != 2 or not all(re.fullmatch(r"\d{1,12}(?:\.\w{1,9})?", word) for word in words):
+        return None
+    # `date` without %N leaves the letter: whole seconds, which were up to one more.
+    is_coarse = not all(re.fullmatch(r"\d+\.\d+", word) for word in words)
+    begun, ended = (float(word.split(".")[0] if is_coarse else word) for word in words)
+    most = begun - sent_unix_s + (1 if is_coarse else 0)
+    least = ended - received_unix_s
+    return Clock((most + least) / 2, abs(most - least) / 2)

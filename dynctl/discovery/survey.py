@@ -41,10 +41,16 @@ async def survey(
     Raises:
         DynctlError: when no host can be described (exit 4, or 7 on trust), or a model cannot be read.
     """
-    topology = await discover(inventory.hosts, fleet, own_pids)
+    topology = await discover(inventory.hosts, fleet, own_pids, engine_pythons(inventory))
     if not topology.hosts:
         raise_unreachable(topology)
     return Survey(inventory, topology, await read_models(inventory, topology, fleet))
+
+
+def engine_pythons(inventory: Inventory) -> tuple[str, ...]:
+    """The engines' own interpreters, whose packages are worth knowing."""
+    wanted = (wish.engine.python for wish in inventory.deployments)
+    return tuple(dict.fromkeys(python for python in wanted if python))
 
 
 def raise_unreachable(topology: Topology) -> None:

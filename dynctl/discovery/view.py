@@ -1,15 +1,26 @@
-"""A topology as the JSON document of `dynctl discover -o json`, and as lines for a terminal. Pure."""
+"""A topology as the JSON document of `dynctl discover -o json`, and as cells of its table.
+
+Not here: drawings (`drawing`).
+Pure.
+"""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from dynctl.core.hardware import Gpu, Host, Nic, Topology
 from dynctl.core.text import clean
 from dynctl.core.units import format_bytes
-from dynctl.planner.grouping import near_of, tp_groups
+from dynctl.discovery.linkage import as_nvlink
+from dynctl.planner.grouping import Near, near_of, tp_groups
 
 SCHEMA = "dynctl.topology/1"
 _GROUP_SIZES = (2, 4, 8)
+_UNCOUNTED = {
+    f"gpu-{kind}"
+    for kind in ("timeout", "driver-library-mismatch", "driver-not-loaded", "nvml-failed", "failed", "no-permission")
+}  # fmt: skip
+"""Warnings after which no GPU in the list does not mean that there is none."""
 
 
 def document(topology: Topology) -> dict[str, Any]:
@@ -26,12 +37,14 @@ def document(topology: Topology) -> dict[str, Any]:
 
 
 def groups_of(host: Host) -> dict[str, list[list[int]]]:
-    """Tensor-parallel groups of a host by size, as GPU indexes, best first."""
+    """Tensor-parallel groups of a host by size, as GPU indexes, best first; GPUs in MIG mode form none."""
     near = near_of(host)
+    places = tuple(gpu.numa_affinity or gpu.cpu_affinity or gpu.numa_node for gpu in host.gpus)
+    links = as_nvlink(host.gpu_links)
     found = {}
     for size in _GROUP_SIZES:
-        groups = tp_groups(host.gpu_links, near, size)
-        if groups:
+        groups = tp_groups(links, Near(places, near.nics), size)
+        if groups and not any(gpu.mig_slices for gpu in host.gpus):
             found[str(size)] = [[host.gpus[i].index for i in group] for group in groups]
     return found
 
@@ -43,14 +56,43 @@ def _host(host: Host) -> dict[str, Any]:
         "address": host.address,
         "data_address": host.data_address,
         "gpus": [_gpu(gpu, nearest.get(gpu.index, ())) for gpu in host.gpus],
+        "gpus_known": not _UNCOUNTED & {w.code for w in host.warnings},
         "gpu_links": [list(row) for row in host.gpu_links],
         "nvlink_islands": [list(island) for island in host.nvlink_islands],
         "tp_groups": groups_of(host),
+        "gpu_nic_links": {
+            "nics": list(host.nic_names),
+            "links": [list(row) for row in host.gpu_nic_links],
+        },
+        "p2p": {name: [list(row) for row in square] for name, square in host.p2p},
         "nics": [_nic(nic) for nic in host.nics],
+        "numa_nodes": [asdict(node) for node in host.numa_nodes],
         "cpus": host.num_cpus,
+        "cpus_nominal": host.num_cpus_nominal,
         "cpu_slots": host.cpu_slots,
         "memory_bytes": host.memory_bytes,
+        "memory_nominal_bytes": host.memory_nominal_bytes,
         "disk_free_bytes": host.disk_free_bytes,
+        "shm_bytes": host.shm_bytes,
+        "shm_free_bytes": host.shm_free_bytes,
+        "limits": {
+            "session": asdict(host.session_limits),
+            "unit": asdict(host.unit_limits),
+            "agent": asdict(host.agent_limits),
+        },
+        "routes": [asdict(route) for route in host.routes],
+        "listening_ports": list(host.listening_ports),
+        "software": {
+            **asdict(host.software),
+            "engines": [
+                {**asdict(engine), "packages": dict(engine.packages)}
+                for engine in host.software.engines
+            ],
+        },
+        "fabric": asdict(host.fabric),
+        "clock": asdict(host.clock) if host.clock else None,
+        "sshd": asdict(host.sshd),
+        "unplaced_processes": [asdict(process) for process in host.unplaced_processes],
         "machine_id": host.machine_id,
         "boot_id": host.boot_id,
         "python": host.python,
@@ -69,6 +111,7 @@ def _host(host: Host) -> dict[str, Any]:
 
 
 def _gpu(gpu: Gpu, nearest: Sequence[str]) -> dict[str, Any]:
+    rates = gpu.nvlink_rates_bytes_s
     return {
         "index": gpu.index,
         "uuid": gpu.uuid,
@@ -77,19 +120,16 @@ def _gpu(gpu: Gpu, nearest: Sequence[str]) -> dict[str, Any]:
         "memory_used_bytes": gpu.memory_used_bytes,
         "pci_bus_id": gpu.pci_bus_id,
         "numa_node": gpu.numa_node,
+        "numa_affinity": gpu.numa_affinity,
+        "cpu_affinity": gpu.cpu_affinity,
         "nearest_nics": list(nearest),
         "state": gpu.state.value,
         "is_simulated": gpu.is_simulated,
-        "processes": [
-            {
-                "pid": p.pid,
-                "name": p.name,
-                "user": p.user,
-                "memory_bytes": p.memory_bytes,
-                "is_ours": p.is_ours,
-            }
-            for p in gpu.processes
-        ],
+        "mig_slices": list(gpu.mig_slices),
+        "nvlinks_active": None if rates is None else sum(rate is not None for rate in rates),
+        "nvlink_gbyte_s": [None if rate is None else rate / 1e9 for rate in rates or ()],
+        "health": asdict(gpu.health),
+        "processes": [asdict(process) for process in gpu.processes],
     }
 
 
@@ -98,11 +138,26 @@ def _nic(nic: Nic) -> dict[str, Any]:
         "name": nic.name,
         "kind": nic.kind,
         "state": nic.state,
-        "rate_gbit_s": None if nic.rate_bits_s is None else nic.rate_bits_s / 1e9,
+        "rate_gbit_s": _gbit_s(nic.rate_bits_s),
+        "rate_max_gbit_s": _gbit_s(nic.rate_max_bits_s),
         "numa_node": nic.numa_node,
         "netdev": nic.netdev,
         "addresses": list(nic.addresses),
+        "port": nic.port,
+        "physical": nic.physical,
+        "card": nic.card,
+        "lanes": nic.num_lanes,
+        "mtu_bytes": nic.mtu_bytes,
+        "link_downed": nic.num_link_downed,
+        "gids": [asdict(gid) for gid in nic.gids],
+        "pci_bus_id": nic.pci_bus_id,
+        "bond": nic.bond,
+        "is_management": nic.is_management,
     }
+
+
+def _gbit_s(bits_s: int | None) -> float | None:
+    return None if bits_s is None else bits_s / 1e9
 
 
 def gpu_summary(host: Host) -> str:
@@ -152,39 +207,10 @@ def nic_summary(host: Host) -> str:
     return ", ".join(cells) or "none"
 
 
-def drawings(topology: Topology) -> list[tuple[list[str], tuple[str, ...]]]:
-    """Each different matrix once, with the hosts that have it."""
-    found: dict[tuple[str, ...], list[str]] = {}
-    for host in topology.hosts:
-        if drawn := tuple(drawing(host)):
-            found.setdefault(drawn, []).append(host.name)
-    return [(names, drawn) for drawn, names in found.items()]
-
-
-def drawing(host: Host, max_columns: int = 80) -> list[str]:
-    """The GPU matrix of one host, with NUMA node and nearest NICs, at most `max_columns` wide."""
-    if not host.gpus or len(host.gpus) < 2:
-        return []
-    width = max([4, *(len(cell or "?") for row in host.gpu_links for cell in row)]) + 1
-    if 7 + width * len(host.gpus) > max_columns:
-        return []
-    nearest = dict(host.gpu_nics)
-    lines = ["       " + "".join(f"GPU{g.index}".rjust(width) for g in host.gpus) + "  NUMA  NICs"]
-    for gpu, row in zip(host.gpus, host.gpu_links, strict=True):
-        cells = "".join((cell or "?").rjust(width) for cell in row)
-        nics = ",".join(nearest.get(gpu.index, ())) or "–"
-        numa = "–" if gpu.numa_node is None else str(gpu.numa_node)
-        lines.append(clean_row(f"  {f'GPU{gpu.index}':<5}{cells}  {numa:>4}  {nics}", max_columns))
-    return lines
-
-
-def clean_row(text: str, max_columns: int) -> str:
-    """Cut a drawn row to the width without joining its blanks."""
-    return text if len(text) <= max_columns else text[: max_columns - 1] + "…"
-
-
 def memory_summary(host: Host) -> str:
-    """`2.0 TiB` of the host, and its CPUs."""
+    """`2.0 TiB` of the host, and its CPUs; nothing where no capture tells."""
+    if not host.memory_bytes:
+        return "–"
     return f"{host.num_cpus} CPU, {format_bytes(host.memory_bytes)}"
 
 

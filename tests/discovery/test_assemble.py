@@ -11,6 +11,7 @@ from dynctl.discovery.facts import (
     GpuProcessFacts,
     HostFacts,
     NetFacts,
+    PciFacts,
     PciGpu,
     PythonFacts,
     RdmaPort,
@@ -74,7 +75,7 @@ def facts(**change):
         "nvidia_smi_csv": SmiFacts(tuple(gpu(i) for i in range(GPUS))),
         "nvidia_smi_topo": topo(),
         "nvidia_smi_list": (),
-        "pci": (),
+        "pci": PciFacts(),
         "infiniband": (port("mlx5_0", numa_node=0), port("mlx5_1", numa_node=1)),
         "system": system(),
         **change,
@@ -152,7 +153,7 @@ def test_a_hung_driver_leaves_gpus_of_unknown_state_never_none():
         nvidia_smi_csv=None,
         nvidia_smi_topo=None,
         nvidia_smi_list=None,
-        pci=tuple(PciGpu(f"0000:{i:02x}:00.0", "nvidia", 0) for i in range(8)),
+        pci=PciFacts(tuple(PciGpu(f"0000:{i:02x}:00.0", "nvidia", 0) for i in range(8))),
     )
     for name in ("nvidia_smi_csv", "nvidia_smi_topo", "nvidia_smi_list"):
         found.failures[name] = "did not answer"
@@ -168,7 +169,7 @@ def test_no_driver_with_devices_on_the_bus_is_said():
     found = facts(
         nvidia_smi_csv=SmiFacts(is_installed=False),
         nvidia_smi_topo=TopoFacts((), ()),
-        pci=(PciGpu("0000:01:00.0", "nvidia", None),),
+        pci=PciFacts((PciGpu("0000:01:00.0", "nvidia", None),)),
     )
 
     host = host_of(found)
@@ -180,7 +181,7 @@ def test_no_driver_with_devices_on_the_bus_is_said():
 def test_the_numa_node_of_a_restricted_set_is_taken_from_the_bus():
     found = facts(
         nvidia_smi_topo=topo(numa=("0-1",) * 4),
-        pci=tuple(PciGpu(f"0000:{i:02x}:00.0", "nvidia", i // 2) for i in range(GPUS)),
+        pci=PciFacts(tuple(PciGpu(f"0000:{i:02x}:00.0", "nvidia", i // 2) for i in range(GPUS))),
     )
 
     host = host_of(found)
@@ -192,7 +193,7 @@ def test_the_numa_node_of_a_restricted_set_is_taken_from_the_bus():
 def test_without_a_matrix_links_are_unknown_and_nics_follow_numa():
     found = facts(
         nvidia_smi_topo=None,
-        pci=tuple(PciGpu(f"0000:{i:02x}:00.0", "nvidia", i // 2) for i in range(GPUS)),
+        pci=PciFacts(tuple(PciGpu(f"0000:{i:02x}:00.0", "nvidia", i // 2) for i in range(GPUS))),
     )
 
     host = host_of(found)

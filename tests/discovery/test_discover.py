@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from dynctl import registry
 from dynctl.core.command import Completed
 from dynctl.core.inventory import (
     DeploymentWish,
@@ -50,7 +51,18 @@ LLAMA = {
 
 def answer(**parts):
     """A host that answers the probe script with the given outputs."""
-    outputs = {"nvidia_smi_csv": CSV, "nvidia_smi_topo": MATRIX, "system": SYSTEM, "pci": "", "infiniband": "", "nvidia_smi_list": "", **parts}  # fmt: skip
+    silent = {
+        name: (127, "")
+        for name, p in registry.load_all("dynctl.discovery.probes", "PROBE").items()
+        if p.script and p.needs
+    }
+    quiet = {
+        "session": "memlock unlimited\nnofile 1024\n",
+        "numa": "",
+        "network": "",
+        "software": "",
+    }
+    outputs = {**silent, **quiet, "nvidia_smi_csv": CSV, "nvidia_smi_topo": MATRIX, "system": SYSTEM, "pci": "", "infiniband": "", "nvidia_smi_list": "", **parts}  # fmt: skip
 
     def run(command):
         mark = command.stdin.split(b"\n", 1)[0].removeprefix(b"mark=").decode()

@@ -101,7 +101,7 @@ def test_gpus_on_the_bus_are_seen_without_a_driver(tmp_path, completed):
 
     status, out = run_script(pci.PROBE, DYNCTL_SYSFS=str(tmp_path))
 
-    found = [(c.bus_id, c.vendor, c.numa_node) for c in pci.parse(completed(out, status))]
+    found = [(c.bus_id, c.vendor, c.numa_node) for c in pci.parse(completed(out, status)).gpus]
     assert found == [("0000:1b:00.0", "nvidia", 0), ("0000:c1:00.0", "amd", None)]
 
 

@@ -1,4 +1,4 @@
-"""Private files below our root on a host: their modes. Pure."""
+"""Private files and directories below our root on a host: their modes. Pure."""
 
 import re
 
@@ -8,8 +8,9 @@ from dynctl.discovery.probe import Probe, fail, text_of
 
 _SCRIPT = r"""
 [ -n "$DYNCTL_ROOT" ] && [ -d "$DYNCTL_ROOT" ] || exit 0
-for file in "$DYNCTL_ROOT"/tls/*.key "$DYNCTL_ROOT"/secrets/* "$DYNCTL_ROOT"/run/*.json; do
-  [ -e "$file" ] && stat -c '%a %u %n' "$file"
+cd "$DYNCTL_ROOT" || exit 0
+for file in tls tls/*.key secrets secrets/* run state slice.json; do
+  [ -e "$file" ] && stat -c "%a %u $DYNCTL_ROOT/%n" "$file"
 done 2>/dev/null
 exit 0
 """

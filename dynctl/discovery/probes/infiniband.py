@@ -9,30 +9,28 @@ import re
 from collections.abc import Mapping
 
 from dynctl.core.command import Completed
+from dynctl.core.machine import Gid
+from dynctl.discovery import rdma
 from dynctl.discovery.facts import RdmaPort
-from dynctl.discovery.probe import Probe, fail, text_of
+from dynctl.discovery.probe import Probe, fail, integer, text_of
 
 _SCRIPT = r"""
 base=${DYNCTL_SYSFS:-/sys}/class/infiniband
 [ -d "$base" ] || exit 0
-show() { [ -r "$1" ] && { read -r value <"$1" || [ -n "$value" ]; } 2>/dev/null && echo "$1:$value"; value=; }
+# One process for all the small files: `grep -H` prints path:value.
+grep -Hs . "$base"/*/hca_type "$base"/*/sys_image_guid "$base"/*/device/numa_node \
+  "$base"/*/ports/*/state "$base"/*/ports/*/phys_state "$base"/*/ports/*/rate "$base"/*/ports/*/link_layer \
+  "$base"/*/ports/*/lid "$base"/*/ports/*/counters/link_downed \
+  "$base"/*/ports/*/gids/[0-9] "$base"/*/ports/*/gids/1[0-5] \
+  "$base"/*/ports/*/gid_attrs/types/[0-9] "$base"/*/ports/*/gid_attrs/types/1[0-5] \
+  "$base"/*/ports/*/gid_attrs/ndevs/[0-9] "$base"/*/ports/*/gid_attrs/ndevs/1[0-5] 2>/dev/null |
+  grep -v ':0000:0000:0000:0000:0000:0000:0000:0000$'
+grep -Hs '^PCI_SLOT_NAME=' "$base"/*/device/uevent
 for device in "$base"/*; do
   [ -e "$device" ] || continue
   echo "$device/present:1"
-  show "$device/hca_type"
-  show "$device/node_guid"
-  show "$device/sys_image_guid"
-  show "$device/device/numa_node"
-  bus=$(sed -n 's/^PCI_SLOT_NAME=//p' "$device/device/uevent" 2>/dev/null)
-  [ -n "$bus" ] && echo "$device/pci:$bus"
   for net in "$device"/device/net/*; do
     [ -e "$net" ] && echo "$device/netdev:${net##*/}"
-  done
-  for port in "$device"/ports/*; do
-    [ -d "$port" ] || continue
-    for name in state phys_state rate link_layer lid counters/link_downed gid_attrs/ndevs/0; do
-      show "$port/$name"
-    done
   done
 done 2>/dev/null
 exit 0
@@ -40,6 +38,7 @@ exit 0
 _LINE = re.compile(r"^\S*/infiniband/([\w.-]{1,64})/([\w./-]{1,80}):(.{0,200})$")
 _PORT = re.compile(r"^ports/(\d{1,3})/(.+)$")
 _RATE = re.compile(r"^\s*(\d{1,5}(?:\.\d+)?)\s*Gb/sec")
+_GID = re.compile(r"gids/(\d{1,3})\Z")
 
 
 def parse(done: Completed) -> tuple[RdmaPort, ...]:
@@ -81,15 +80,47 @@ def _port(
     return RdmaPort(
         device=device,
         port=port,
-        state=_word(values.get("state")) or "unknown",
+        state=rdma.port_state(values.get("state", "")),
         physical=_word(values.get("phys_state")),
         rate_bits_s=_rate(values.get("rate"), line),
         link_layer=layer or "unknown",
         numa_node=int(numa) if re.fullmatch(r"\d{1,4}", numa) else None,
         netdev=values.get("gid_attrs/ndevs/0") or owner.get("netdev"),
         hca_type=owner.get("hca_type"),
-        pci_bus_id=owner.get("pci"),
+        pci_bus_id=owner.get("pci") or _slot(owner.get("device/uevent")),
+        num_lanes=rdma.num_lanes(values.get("rate", "")),
+        system_guid=rdma.same_guid(owner.get("sys_image_guid", "")) or None,
+        num_link_downed=integer(values.get("counters/link_downed"), 12),
+        gids=_gids(values),
     )
+
+
+def _slot(uevent: str | None) -> str | None:
+    match = re.fullmatch(r"PCI_SLOT_NAME=([0-9a-fA-F:.]{7,16})", uevent or "")
+    return match[1].lower() if match else None
+
+
+def _gids(values: Mapping[str, str]) -> tuple[Gid, ...]:
+    found = []
+    for path, gid in values.items():
+        match = _GID.match(path)
+        if match is None or not re.fullmatch(r"[0-9a-f:]{15,39}", gid):
+            continue
+        kind = values.get(f"gid_attrs/types/{match[1]}", "")
+        version = "v2" if "v2" in kind else "v1" if "v1" in kind and "RoCE" in kind else "ib"
+        if values.get("link_layer", "").lower() == "infiniband":
+            version = "ib"
+        netdev = values.get(f"gid_attrs/ndevs/{match[1]}")
+        found.append(Gid(int(match[1]), gid, version, _mapped(gid), netdev))
+    return tuple(sorted(found, key=lambda gid: gid.index))
+
+
+def _mapped(gid: str) -> str | None:
+    """The IPv4 address in `0000:…:ffff:0a60:531a`."""
+    match = re.fullmatch(
+        r"(?:0000:){5}ffff:([0-9a-f]{2})([0-9a-f]{2}):([0-9a-f]{2})([0-9a-f]{2})", gid
+    )
+    return ".".join(str(int(part, 16)) for part in match.groups()) if match else None
 
 
 def _word(value: str | None) -> str | None:
@@ -106,4 +137,9 @@ def _rate(value: str | None, line: int) -> int | None:
     return int(float(match[1]) * 1e9)
 
 
-PROBE = Probe(_SCRIPT, parse)
+PROBE = Probe(
+    _SCRIPT,
+    parse,
+    needs='[ -d "${DYNCTL_SYSFS:-/sys}/class/infiniband" ]',
+    marks=re.compile(r"(?m)^\S*/class/infiniband/[\w.-]+/\S+:"),
+)

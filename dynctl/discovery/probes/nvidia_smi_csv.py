@@ -21,7 +21,6 @@ from dynctl.discovery.probe import (
 )
 
 _SCRIPT = r"""
-command -v nvidia-smi >/dev/null 2>&1 || exit 127
 wide=index,uuid,name,pci.bus_id,memory.total,memory.used,driver_version,mig.mode.current
 narrow=index,uuid,name,pci.bus_id,memory.total,memory.used,driver_version
 ask() { nvidia-smi "$@" --format=csv,nounits; }
@@ -56,6 +55,8 @@ exit $status
 
 _WIDE = ("index", "uuid", "name", "pci.bus_id", "memory.total", "memory.used", "driver_version", "mig.mode.current")  # fmt: skip
 _SHORT = ("uuid", "memory.total", "memory.used", "memory.free", "utilization.gpu")
+_TITLE = re.compile(r"(?m)^== gpus$")
+_COLUMN = re.compile(r"[a-z][a-z0-9_]{1,40}(?:\.[a-z0-9_]{1,40}){0,6}(?: \[[^\]]{1,12}\])?")
 _NO_VALUE = re.compile(r"^(?:\[.*\]|N/A|ERR!|Unknown Error|)$", re.IGNORECASE)
 _ERRORS = re.compile(r"\[?(?:unknown error|gpu is lost|err!|gpu requires reset)\]?", re.IGNORECASE)
 _UUID = re.compile(r"^(?:GPU|MIG)-[0-9a-fA-F-]{8,60}$")
@@ -72,14 +73,15 @@ def parse(done: Completed) -> SmiFacts:
     """
     if done.exit_status == ABSENT_STATUS:
         return SmiFacts(is_installed=False)
-    sections = _sections(text_of(done))
+    text = text_of(done)
+    sections = _sections(text) if _TITLE.search(text) else _capture(text)
     gpus, broken = parse_gpus("\n".join(sections.get("gpus", [])))
     for name, lines in sections.items():
         if name.startswith("gpu "):
             one, one_broken = parse_gpus("\n".join(lines))
             gpus += one
             broken += one_broken
-    if not gpus and not broken:
+    if not gpus and not broken and "processes" not in sections:
         check_smi(done)
     if not gpus and any("device handle" in text or "lost" in text for _, text in broken):
         check_smi(done)
@@ -93,6 +95,17 @@ def parse(done: Completed) -> SmiFacts:
         broken=tuple(dict.fromkeys(broken)),
         are_processes_known=known,
     )
+
+
+def _capture(text: str) -> dict[str, list[str]]:
+    """Sort the lines of a capture by the header above them: only processes have a pid."""
+    sections: dict[str, list[str]] = {}
+    current = "gpus"
+    for line in text.split("\n"):
+        if named := _header([cell.strip() for cell in line[:8192].split(",")]):
+            current = "processes" if "pid" in named else "gpus"
+        sections.setdefault(current, []).append(line)
+    return sections
 
 
 def _sections(text: str) -> dict[str, list[str]]:
@@ -139,15 +152,18 @@ def parse_gpus(text: str) -> tuple[tuple[GpuFacts, ...], tuple[tuple[int, str], 
 
 
 def _header(cells: Sequence[str]) -> tuple[str, ...] | None:
-    names = tuple(re.sub(r"\s*\[.*\]$", "", cell) for cell in cells)
-    known = {*_WIDE, *_SHORT, "gpu_uuid", "pid", "process_name", "used_gpu_memory", "gpu_bus_id"}
-    return names if len(names) > 1 and all(name in known for name in names) else None
+    """Column names without their units; None when the line is no header."""
+    if not any(cell in {"index", "uuid", "gpu_uuid", "name", "pid"} for cell in cells):
+        return None
+    if len(cells) < 2 or not all(_COLUMN.fullmatch(cell) for cell in cells):
+        return None
+    return tuple(re.sub(r"\s*\[.*\]$", "", cell) for cell in cells)
 
 
 def _gpu(
     row: dict[str, str], position: int, number: int, line: str
 ) -> tuple[GpuFacts | None, tuple[int, str] | None]:
-    uuid = row.get("uuid", "")
+    uuid = row.get("uuid", row.get("gpu_uuid", ""))
     index_text = row.get("index", str(position))
     if not index_text.isascii() or not index_text.isdigit() or len(index_text) > 4:
         raise fail("nvidia-smi --query-gpu", number, line, "the first cell is no GPU index")
@@ -247,4 +263,12 @@ def _with_owner(
     )
 
 
-PROBE = Probe(_SCRIPT, parse)
+PROBE = Probe(
+    _SCRIPT,
+    parse,
+    needs="command -v nvidia-smi",
+    marks=re.compile(
+        r"(?m)^(?:\d{1,3}, *)?GPU-[0-9a-fA-F-]{8,}, *\S|^(?:index|uuid|gpu_uuid|pid|name|gpu_name|timestamp), *[a-z]"
+        r"|Failed to initialize NVML|NVIDIA-SMI has failed|^No devices were found|device handle for GPU"
+    ),
+)

@@ -7,7 +7,6 @@ from dynctl.discovery.facts import ListedGpu, MigSlice
 from dynctl.discovery.probe import ABSENT_STATUS, Probe, check_smi, fail, text_of
 
 _SCRIPT = """
-command -v nvidia-smi >/dev/null 2>&1 || exit 127
 exec nvidia-smi -L
 """
 _GPU = re.compile(r"^\s*GPU (\d{1,3}): (.{1,200}?) \(UUID: ([\w-]{1,80})\)")
@@ -37,4 +36,9 @@ def parse(done: Completed) -> tuple[ListedGpu, ...]:
     return tuple(found)
 
 
-PROBE = Probe(_SCRIPT, parse)
+PROBE = Probe(
+    _SCRIPT,
+    parse,
+    needs="command -v nvidia-smi",
+    marks=re.compile(r"(?m)^\s*GPU \d{1,3}: .{1,200} \(UUID: GPU-"),
+)

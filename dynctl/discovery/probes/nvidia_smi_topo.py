@@ -4,6 +4,7 @@ Written from captures of drivers 384 to 580: tabs, tabs expanded, glued and cut 
 Pure.
 """
 
+import re
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -15,7 +16,6 @@ from dynctl.discovery.probe import ABSENT_STATUS, Probe, check_smi, fail, text_o
 T = TypeVar("T")
 
 _SCRIPT = """
-command -v nvidia-smi >/dev/null 2>&1 || exit 127
 exec nvidia-smi topo -m
 """
 
@@ -45,6 +45,12 @@ def parse_topo(text: str) -> TopoFacts:
         label for label in gpus if label not in {r.label for m in topologies for r in m.rows}
     ]:
         notes.append(f"no row for {', '.join(missing)}")
+    if bare := [c for c in nics if c not in {r.label for m in topologies for r in m.rows}]:
+        notes.append(
+            f"no rows for {len(bare)} of {len(nics)} NICs ({bare[0]} …): the output is cut, run it again"
+        )
+    if nameless := [c for c in nics if re.fullmatch(r"NIC\d+", c) and c not in legend]:
+        notes.append(f"no legend for {len(nameless)} of {len(nics)} NICs: device names are unknown")
     p2p = _agree([m for m in matrices if m.is_p2p], [])
     return TopoFacts(
         gpu_indexes=tuple(_number(label) for label in gpus),
@@ -135,4 +141,11 @@ def parse(done: Completed) -> TopoFacts:
     return parse_topo(text)
 
 
-PROBE = Probe(_SCRIPT, parse)
+PROBE = Probe(
+    _SCRIPT,
+    parse,
+    needs="command -v nvidia-smi",
+    marks=re.compile(
+        r"(?m)^.{0,40}\bGPU\d{1,3}\b.*(?:\b(?:NV\d+|PIX|PXB|PHB|NODE|SYS|SOC)|\sX)(?:\s|[A-Z]|\Z)"
+    ),
+)

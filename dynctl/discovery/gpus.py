@@ -1,0 +1,329 @@
+"""The GPUs of a host, from whichever tools told of them, and the links between them.
+
+Not here: NICs (`nics`), what a user must be told (`judge`).
+Pure.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dynctl.core.hardware import Gpu, GpuProcess, GpuState
+from dynctl.core.inventory import SimulatedGpus
+from dynctl.core.machine import GpuHealth
+from dynctl.core.text import clean
+from dynctl.core.units import GIB, format_bytes
+from dynctl.discovery.facts import (
+    AmdFacts,
+    GpuFacts,
+    GpuProcessFacts,
+    HostFacts,
+    ListedGpu,
+    NvlinkGpu,
+    PciFacts,
+    QueryFacts,
+    QueryGpu,
+    SmiFacts,
+    SystemFacts,
+    TopoFacts,
+)
+from dynctl.discovery.pcitree import bus_key
+from dynctl.planner.peaks import find_spec
+
+Links = tuple[tuple[str | None, ...], ...]
+QUERIES = ("nvidia_smi_qx", "nvidia_smi_q", "nvidia_smi_table")
+"""Probes of the same facts, the best first."""
+UNNAMED = "NVIDIA GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSources:
+    """Everything of one host that tells of GPUs."""
+
+    smi: SmiFacts | None
+    query: QueryFacts | None
+    listed: tuple[ListedGpu, ...]
+    nvlink: tuple[NvlinkGpu, ...]
+    topo: TopoFacts
+    amd: AmdFacts | None
+    pci: PciFacts
+    system: SystemFacts
+    own_pids: frozenset[int]
+    is_smi_broken: bool
+    """nvidia-smi was asked and could not answer."""
+
+    @classmethod
+    def of(cls, found: HostFacts, own_pids: frozenset[int]) -> "GpuSources":
+        """Take them out of a host's facts."""
+        queries = [q for name in QUERIES if isinstance(q := found.facts.get(name), QueryFacts)]
+        listed = found.facts.get("nvidia_smi_list")
+        nvlink = found.facts.get("nvidia_smi_nvlink")
+        return cls(
+            smi=found.fact("nvidia_smi_csv", SmiFacts),
+            query=next((q for q in queries if q.gpus), None),
+            listed=tuple(g for g in listed if isinstance(g, ListedGpu)) if isinstance(listed, tuple) else (),
+            nvlink=tuple(g for g in nvlink if isinstance(g, NvlinkGpu)) if isinstance(nvlink, tuple) else (),
+            topo=found.fact("nvidia_smi_topo", TopoFacts) or TopoFacts((), ()),
+            amd=found.fact("rocm_smi", AmdFacts),
+            pci=found.fact("pci", PciFacts) or PciFacts(),
+            system=found.fact("system", SystemFacts) or SystemFacts(),
+            own_pids=own_pids,
+            is_smi_broken="nvidia_smi_csv" in found.failures,
+        )  # fmt: skip
+
+
+def gpus_of(
+    sources: GpuSources, host_name: str, simulated: SimulatedGpus | None
+) -> tuple[tuple[Gpu, ...], Links]:
+    """Describe the GPUs and every pair's link; what nothing tells is unknown."""
+    gpus = _identified(sources)
+    if not gpus and simulated is not None:
+        return _simulated(host_name, simulated)
+    if not gpus and sources.amd is not None and sources.amd.links:
+        return _amd(sources.amd), sources.amd.links
+    if simulated is not None and gpus and all(_is_blank(gpu) for gpu in gpus):
+        gpus = tuple(_declared(gpu, host_name, simulated) for gpu in gpus)
+    gpus = tuple(_with_links(_with_query(_with_places(gpu, sources), sources), sources) for gpu in gpus)  # fmt: skip
+    where = {index: i for i, index in enumerate(sources.topo.gpu_indexes)}
+    links = tuple(
+        tuple(
+            "X" if a.index == b.index else _link(sources.topo, where.get(a.index), where.get(b.index))
+            for b in gpus
+        )
+        for a in gpus
+    )  # fmt: skip
+    return gpus, links
+
+
+def _link(topo: TopoFacts, a: int | None, b: int | None) -> str | None:
+    return None if a is None or b is None else topo.links[a][b]
+
+
+def _identified(sources: GpuSources) -> tuple[Gpu, ...]:
+    """Which GPUs there are, by the best source that names any."""
+    smi = sources.smi
+    if smi is not None and (smi.gpus or smi.broken):
+        return _by_csv(smi, sources)
+    if sources.query is not None:
+        return tuple(_by_query(gpu, sources) for gpu in sources.query.gpus)
+    cards = [card for card in sources.pci.gpus if card.vendor == "nvidia"]
+    if sources.is_smi_broken and cards:
+        return tuple(
+            _unknown(i, f"unknown-{card.bus_id}", bus_id=card.bus_id)
+            for i, card in enumerate(sorted(cards, key=lambda card: card.bus_id))
+        )
+    named = {g.index: (g.uuid, g.name) for g in sources.nvlink}
+    named |= {g.index: (g.uuid, g.name) for g in sources.listed}
+    for index in sources.topo.gpu_indexes:
+        named.setdefault(index, (f"unknown-{index}", UNNAMED))
+    if not sources.listed and not sources.nvlink and sources.is_smi_broken:
+        return ()
+    slices = {g.index: g.slices for g in sources.listed}
+    return tuple(
+        replace(
+            _unknown(index, uuid, name),
+            state=GpuState.MIG if slices.get(index) else GpuState.UNKNOWN,
+        )
+        for index, (uuid, name) in sorted(named.items())
+    )
+
+
+def _unknown(index: int, uuid: str, name: str = UNNAMED, bus_id: str | None = None) -> Gpu:
+    """A GPU that is there, but of unknown state; never taken for none."""
+    return Gpu(index, uuid, clean(name, 80), 0, pci_bus_id=bus_id, state=GpuState.UNKNOWN)
+
+
+def _is_blank(gpu: Gpu) -> bool:
+    return gpu.name == UNNAMED and gpu.memory_bytes == 0 and gpu.uuid == f"unknown-{gpu.index}"
+
+
+def _declared(gpu: Gpu, host_name: str, wish: SimulatedGpus) -> Gpu:
+    """A matrix alone tells no product and no memory; the inventory may."""
+    return replace(
+        gpu,
+        uuid=f"SIM-{host_name}-{gpu.index}",
+        name=wish.name,
+        memory_bytes=wish.memory_bytes,
+        memory_used_bytes=0,
+        state=GpuState.FREE,
+        is_simulated=True,
+    )
+
+
+def _by_csv(smi: SmiFacts, sources: GpuSources) -> tuple[Gpu, ...]:
+    broken = dict(smi.broken)
+    slices = {g.uuid: len(g.slices) for g in sources.listed}
+    gpus = []
+    for card in smi.gpus:
+        rows = [p for p in smi.processes if p.gpu_uuid == card.uuid]
+        processes = tuple(process_of(row, sources.own_pids) for row in rows)
+        memory = card.memory_bytes
+        gpus.append(
+            Gpu(
+                index=card.index,
+                uuid=card.uuid,
+                name=clean(card.name, 80),
+                memory_bytes=sources.system.memory_bytes if memory is None else memory,
+                memory_used_bytes=card.memory_used_bytes,
+                pci_bus_id=card.pci_bus_id,
+                state=_state(card, processes, broken, slices),
+                processes=processes,
+            )
+        )
+    seen = {gpu.index for gpu in gpus}
+    for index, text in smi.broken:
+        if index >= 0 and index not in seen:
+            is_lost = "lost" in text.lower() or "handle" in text
+            gpu = _unknown(index, f"unknown-{index}")
+            gpus.append(replace(gpu, state=GpuState.LOST if is_lost else GpuState.UNKNOWN))
+    return tuple(sorted(gpus, key=lambda gpu: gpu.index))
+
+
+def _by_query(gpu: QueryGpu, sources: GpuSources) -> Gpu:
+    card = GpuFacts(
+        gpu.index,
+        gpu.uuid or f"unknown-{gpu.index}",
+        gpu.name or UNNAMED,
+        gpu.pci_bus_id,
+        gpu.memory_bytes,
+        gpu.memory_used_bytes,
+        bool(gpu.is_mig),
+    )
+    processes = tuple(process_of(row, sources.own_pids) for row in gpu.processes)
+    state = _state(card, processes, {}, {})
+    if gpu.memory_used_bytes is None and state is GpuState.FREE:
+        state = GpuState.UNKNOWN
+    return Gpu(
+        card.index,
+        card.uuid,
+        clean(card.name, 80),
+        card.memory_bytes or 0,
+        card.memory_used_bytes,
+        card.pci_bus_id,
+        state=state,
+        processes=processes,
+    )
+
+
+def process_of(process: GpuProcessFacts, own_pids: frozenset[int]) -> GpuProcess:
+    """A process on a GPU, and whether it is ours."""
+    return GpuProcess(
+        pid=process.pid,
+        name=clean(process.name or "hidden", 80),
+        user=process.user,
+        memory_bytes=process.memory_bytes,
+        is_ours=process.is_tagged or process.pid in own_pids,
+    )
+
+
+def _state(
+    card: GpuFacts,
+    processes: Sequence[GpuProcess],
+    broken: Mapping[int, str],
+    slices: Mapping[str, int],
+) -> GpuState:
+    """Lost, cut into slices, held by strangers, or free; memory nobody admits to holding counts as a stranger's."""
+    if card.index in broken:
+        return GpuState.LOST if "lost" in broken[card.index].lower() else GpuState.UNKNOWN
+    if card.is_mig or slices.get(card.uuid):
+        return GpuState.MIG
+    if any(not process.is_ours for process in processes):
+        return GpuState.BUSY
+    if not processes and card.memory_used_bytes is not None and card.memory_bytes:
+        allowed = max(GIB, card.memory_bytes // 40)
+        if card.memory_used_bytes > allowed:
+            return GpuState.BUSY
+    return GpuState.FREE
+
+
+def _with_places(gpu: Gpu, sources: GpuSources) -> Gpu:
+    """NUMA node, CPUs and MIG slices."""
+    topo = sources.topo
+    at = topo.gpu_indexes.index(gpu.index) if gpu.index in topo.gpu_indexes else -1
+    numa = topo.numa_affinity[at] if at >= 0 and topo.numa_affinity else None
+    cpus = topo.cpu_affinity[at] if at >= 0 and topo.cpu_affinity else None
+    listed = next((g for g in sources.listed if g.uuid == gpu.uuid), None)
+    return replace(
+        gpu,
+        numa_node=_numa(gpu, numa, topo, sources.pci),
+        numa_affinity=clean(numa, 200) if numa else None,
+        cpu_affinity=clean(cpus, 1000) if cpus else None,
+        mig_slices=tuple(clean(s.profile, 40) for s in listed.slices) if listed else (),
+    )
+
+
+def _numa(gpu: Gpu, text: str | None, topo: TopoFacts, pci: PciFacts) -> int | None:
+    """What the driver says, else what the bus says; a list of nodes counts by its first only where lists differ."""
+    if text is not None and text.isdigit():
+        return int(text)
+    bus = {bus_key(address): node for address, node in pci.nodes}
+    bus |= {bus_key(card.bus_id): card.numa_node for card in pci.gpus}
+    if gpu.pci_bus_id is not None and (node := bus.get(bus_key(gpu.pci_bus_id))) is not None:
+        return node
+    if text is not None and len(set(topo.numa_affinity)) == len(topo.numa_affinity) > 1:
+        first = re.match(r"\d{1,4}", text)
+        return int(first[0]) if first else None
+    return None
+
+
+def _with_query(gpu: Gpu, sources: GpuSources) -> Gpu:
+    """Health, by UUID or bus address; and the count of MIG devices where their profiles are not listed."""
+    if sources.query is None:
+        return gpu
+    for record in sources.query.gpus:
+        same_bus = (
+            record.pci_bus_id is not None
+            and gpu.pci_bus_id is not None
+            and bus_key(record.pci_bus_id) == bus_key(gpu.pci_bus_id)
+        )
+        if record.uuid == gpu.uuid or same_bus:
+            sizes = tuple(format_bytes(size) for size in record.mig_memory_bytes)
+            health = replace(
+                record.health,
+                bad_readings=tuple(clean(b, 40) for b in record.health.bad_readings),
+                fabric_clique=clean(record.health.fabric_clique, 80) if record.health.fabric_clique else None,
+            )  # fmt: skip
+            return replace(gpu, health=health, mig_slices=gpu.mig_slices or sizes)
+    return gpu
+
+
+def _with_links(gpu: Gpu, sources: GpuSources) -> Gpu:
+    """The rates of its NVLinks; where all are inactive none is known to be there."""
+    for found in sources.nvlink:
+        if found.uuid == gpu.uuid or found.index == gpu.index:
+            return replace(gpu, nvlink_rates_bytes_s=found.rates_bytes_s)
+    return gpu
+
+
+def _simulated(host_name: str, wish: SimulatedGpus) -> tuple[tuple[Gpu, ...], Links]:
+    """Declared GPUs, joined the way boards of that product are."""
+    spec = find_spec(wish.name)
+    label = f"NV{spec.num_nvlinks}" if spec and spec.num_nvlinks else "SYS"
+    count = range(wish.count)
+    gpus = tuple(
+        Gpu(
+            index=i,
+            uuid=f"SIM-{host_name}-{i}",
+            name=wish.name,
+            memory_bytes=wish.memory_bytes,
+            memory_used_bytes=0,
+            is_simulated=True,
+        )
+        for i in count
+    )
+    return gpus, tuple(tuple("X" if a == b else label for b in count) for a in count)
+
+
+def _amd(facts: AmdFacts) -> tuple[Gpu, ...]:
+    return tuple(
+        Gpu(
+            index=i,
+            uuid=f"amd-{i}",
+            name=clean(name or "AMD GPU", 80),
+            memory_bytes=0,
+            numa_node=facts.numa_nodes[i],
+            state=GpuState.UNKNOWN,
+            health=GpuHealth(),
+        )
+        for i, name in enumerate(facts.names)
+    )

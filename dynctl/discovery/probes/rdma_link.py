@@ -1,0 +1,51 @@
+"""`rdma link` of iproute2: state of every RDMA port and the network device it belongs to. Pure."""
+
+import re
+
+from dynctl.core.command import Completed
+from dynctl.discovery import rdma
+from dynctl.discovery.facts import RdmaFacts, RdmaPort
+from dynctl.discovery.probe import ABSENT_STATUS, Probe, fail, text_of
+
+_SCRIPT = "exec rdma link show"
+_LINK = re.compile(r"\s*(?:\d+/\d+: )?link ([\w.-]{1,64})/(\d{1,3})\s+(.{0,400})")
+_FIELD = re.compile(r"\b(state|physical_state|netdev)\s+([\w.@-]{1,64})")
+
+
+def parse(done: Completed) -> RdmaFacts:
+    """Read the ports in the order of the output.
+
+    Raises:
+        ProbeError: when there is output and no line of it is a link.
+    """
+    text = text_of(done)
+    ports = []
+    for line in text.split("\n"):
+        match = _LINK.match(line[:600])
+        if match is None:
+            continue
+        values = dict(_FIELD.findall(match[3]))
+        ports.append(
+            RdmaPort(
+                device=match[1],
+                port=int(match[2]),
+                state=rdma.port_state(values.get("state", "")),
+                physical=rdma.physical_state(values["physical_state"])
+                if "physical_state" in values
+                else None,
+                rate_bits_s=None,
+                link_layer="unknown",
+                netdev=values.get("netdev"),
+            )
+        )
+    if text.strip() and not ports and done.exit_status != ABSENT_STATUS:
+        raise fail("rdma link", 1, text[:200], "no link in the output")
+    return RdmaFacts(tuple(ports))
+
+
+PROBE = Probe(
+    _SCRIPT,
+    parse,
+    needs="[ -d /sys/class/infiniband ] && command -v rdma",
+    marks=re.compile(r"(?m)^\s*(?:\d+/\d+: )?link [\w.-]+/\d+ .*\bstate [A-Z]"),
+)

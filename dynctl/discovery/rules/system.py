@@ -1,0 +1,95 @@
+"""The host itself: Python, limits, disk, addresses, clock. Pure."""
+
+import ipaddress
+
+from dynctl.core.machine import UNLIMITED
+from dynctl.core.units import GIB, MIB, format_bytes
+from dynctl.discovery.facts import SystemFacts
+from dynctl.discovery.rules.case import Case, Found, Rule
+
+_MIN_DISK_BYTES = 2 * GIB
+_MAX_SKEW_S = 1.0
+_MIN_MEMLOCK_BYTES = 64 * MIB
+"""Less than this cannot register one KV block buffer."""
+
+
+def programs(case: Case) -> Found:
+    """What our own programs need there."""
+    host = case.host
+    if case.found.fact("system", SystemFacts) is None:
+        return
+    if host.python is None:
+        wanted = (
+            f"{case.entry.python} is not one"
+            if case.entry.python
+            else "none found on the usual paths"
+        )
+        yield (
+            "no-python",
+            f"no Python ≥ 3.11 ({wanted}): install one, or name it with python: in the inventory",
+        )
+    if not host.platform:
+        yield "platform-unknown", "libc unknown: wheels for this host cannot be chosen"
+    if not host.is_local and not host.is_root and host.has_systemd_system and not host.has_linger:
+        yield (
+            "no-linger",
+            "without linger user units end at logout: run `loginctl enable-linger` on the host",
+        )
+    for engine in host.software.engines:
+        if engine.error:
+            yield "engine-python", f"{engine.python} does not run: {engine.error}"
+
+
+def limits(case: Case) -> Found:
+    """What the host gives less of than it has."""
+    host = case.host
+    system = case.found.fact("system", SystemFacts)
+    if system is not None:
+        if system.num_cpus < system.num_cpus_nominal:
+            yield (
+                "cpus-limited",
+                f"{system.num_cpus} of {system.num_cpus_nominal} CPUs may be used (control group or affinity)",
+            )
+        if system.memory_bytes < system.memory_nominal_bytes:
+            yield (
+                "memory-limited",
+                f"{format_bytes(system.memory_bytes)} of {format_bytes(system.memory_nominal_bytes)} memory may be used (control group)",
+            )
+    if host.disk_free_bytes is not None and host.disk_free_bytes < _MIN_DISK_BYTES:
+        yield (
+            "disk-low",
+            f"only {format_bytes(host.disk_free_bytes)} free where dynctl keeps its files",
+        )
+    memlock = host.session_limits.memlock_bytes
+    has_rdma = any(nic.kind in {"infiniband", "roce"} and nic.state == "up" for nic in host.nics)
+    if has_rdma and memlock not in {None, UNLIMITED} and (memlock or 0) < _MIN_MEMLOCK_BYTES:
+        yield (
+            "memlock-low",
+            f"locked memory is limited to {format_bytes(memlock or 0)}: RDMA cannot register KV memory; raise memlock",
+        )
+
+
+def addresses(case: Case) -> Found:
+    """Addresses nobody outside should reach, and clocks that differ."""
+    host = case.host
+    if _is_public(host.data_address):
+        yield (
+            "public-address",
+            f"the data address {host.data_address} is public: set data_address to a private one",
+        )
+    clock = host.clock
+    if clock is not None and abs(clock.skew_s) - clock.error_s > _MAX_SKEW_S:
+        yield (
+            "clock-skew",
+            f"its clock is {abs(clock.skew_s):.1f} s {'ahead of' if clock.skew_s > 0 else 'behind'} this machine's (± {clock.error_s:.1f} s)",
+        )
+
+
+def _is_public(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).is_global
+    except ValueError:
+        return False
+
+
+RULES: tuple[Rule, ...] = (programs, limits, addresses)
