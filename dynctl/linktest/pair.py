@@ -102,6 +102,7 @@ async def _measure(
     answer = done.stdout.strip().splitlines()[-1:]
     if not done.is_ok or not answer:
         said = clean((done.stderr or done.stdout).decode(errors="replace")[-400:])
+        said = said or "nothing was said"
         raise CommandError(
             f"{near.host.name}: the link test ended with status {done.exit_status}: {said}"
         )

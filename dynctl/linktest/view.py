@@ -43,7 +43,7 @@ def document(report: Report) -> dict[str, Any]:
         "cluster": report.cluster,
         "measured_unix_s": report.measured_unix_s,
         "hosts": [{"name": host.name, "data_address": host.data_address} for host in report.hosts],
-        "links": [_link(link) for link in report.links],
+        "links": [link_document(link) for link in report.links],
         "unmeasured": [
             {"host": item.host_name or None, "kind": item.kind, "reason": item.reason}
             for item in report.unmeasured
@@ -70,7 +70,8 @@ def unmeasured_pairs(report: Report) -> list[dict[str, Any]]:
     ]
 
 
-def _link(link: LinkMeasurement) -> dict[str, Any]:
+def link_document(link: LinkMeasurement) -> dict[str, Any]:
+    """One direction as JSON, its verdict included."""
     return {
         "source": link.source_name,
         "target": link.target_name,

@@ -6,6 +6,7 @@ They must run on Python 3.10, since NIXL lives in the engine's interpreter. Also
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import resources
 
 from dynctl.core.command import Command
@@ -36,9 +37,15 @@ def program(
     env: Sequence[tuple[str, str]] = (),
 ) -> Command:
     """The command that runs one of these programs; `wish` may hold a secret, it travels on stdin."""
+    sent = json.dumps({**wish, "run": f"{__name__}.{name}"})
+    stdin = f'{sent[:-1]}, "modules": {_modules(name)}}}\n'.encode()
+    return Command((python, "-s", "-c", _BOOT), tuple(env), stdin, timeout_s)
+
+
+@cache
+def _modules(name: str) -> str:
+    """Names and sources of a program's modules as JSON; a cluster's pairs are many."""
     here = resources.files(__name__)
     modules = [[package, ""] for package in _PACKAGES]
     modules += [[f"{__name__}.{m}", here.joinpath(f"{m}.py").read_text()] for m in MODULES[name]]
-    sent = {**wish, "modules": modules, "run": f"{__name__}.{name}"}
-    stdin = json.dumps(sent).encode() + b"\n"
-    return Command((python, "-s", "-c", _BOOT), tuple(env), stdin, timeout_s)
+    return json.dumps(modules)

@@ -21,7 +21,7 @@ NONCE_BYTES = 32
 PROOF_BYTES = 32
 HELLO_TIMEOUT_S = 3.0
 """How long a stranger may take to prove itself."""
-ANSWER_TIMEOUT_S = 12.0
+ANSWER_TIMEOUT_S = 15.0
 """How long we wait for the door's answer: strangers may stand before us."""
 CONNECT_TIMEOUT_S = 5.0
 STALL_TIMEOUT_S = 5
