@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from dynctl.agents.client import AgentClient
-from dynctl.core.snapshot import HostSnapshot
 from dynctl.core.inventory import HostEntry, Inventory
+from dynctl.core.snapshot import HostSnapshot
 from dynctl.deploy.places import place_of
 from dynctl.errors import CommandError, ConnectError, DynctlError
 from dynctl.remote.fleet import Fleet
