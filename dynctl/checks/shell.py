@@ -13,6 +13,11 @@ def quote(word: object) -> str:
     return shlex.quote(clean(str(word), 200))
 
 
+def program(path: str) -> str:
+    """Quote the path of a program; a leading `~/` stays the home directory."""
+    return f'"$HOME"/{quote(path[2:])}' if path.startswith("~/") else quote(path)
+
+
 def join(argv: Sequence[str]) -> str:
     """Write a program and its arguments as a shell line."""
     return " ".join(quote(word) for word in argv)

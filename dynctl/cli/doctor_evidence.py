@@ -46,7 +46,8 @@ async def gather(inventory: Inventory, names: Sequence[str], fleet: Fleet) -> Ev
         InventoryError: when plan.yaml is there and cannot be read.
     """
     entries = [entry for entry in inventory.hosts if entry.name in names]
-    topology = await discover(entries, fleet)
+    pythons = [w.engine.python for w in inventory.deployments if w.engine.python]
+    topology = await discover(entries, fleet, engine_pythons=tuple(dict.fromkeys(pythons)))
     topology = topology.with_links(read_book(inventory))
     reached = [host.name for host in topology.hosts]
     plan = read_plan(inventory)

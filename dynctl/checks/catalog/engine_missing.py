@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dynctl.checks.advisories import VLLM, version_of
 from dynctl.checks.evidence import Evidence
 from dynctl.checks.finding import Check, Finding, Severity
-from dynctl.checks.shell import quote
+from dynctl.checks.shell import program
 
 CODE = "engine-missing"
 
@@ -24,8 +24,8 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
                 f"packages: {', '.join(name for name, _ in software.packages) or 'none of the engine'}",
             ),
             "install it into that environment",
-            f"{quote(software.python)} -m pip install 'vllm>=0.33.0'",
-            verify=f"{quote(software.python)} -c 'import importlib.util as u; f = u.find_spec(\"vllm\"); print(f); raise SystemExit(f is not None)'",
+            f"{program(software.python)} -m pip install 'vllm>=0.33.0'",
+            verify=f"{program(software.python)} -c 'import importlib.util as u; f = u.find_spec(\"vllm\"); print(f); raise SystemExit(f is not None)'",
             verify_on=host.name,
         )
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence
 from dynctl.checks.finding import Check, Finding, Severity
-from dynctl.checks.shell import quote
+from dynctl.checks.shell import program
 
 CODE = "engine-python-missing"
 
@@ -21,7 +21,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             f"the engine's interpreter {software.python} does not start",
             (software.error or "no version",),
             "install the engine's environment there, or correct engine.python in the inventory",
-            verify=f"{quote(software.python)} --version 2>&1 | grep -v '^Python '",
+            verify=f"{program(software.python)} --version 2>&1 | grep -v '^Python '",
             verify_on=host.name,
         )
 

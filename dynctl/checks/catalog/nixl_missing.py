@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dynctl.checks.advisories import NIXL, version_of
 from dynctl.checks.evidence import Evidence
 from dynctl.checks.finding import Check, Finding, Severity
-from dynctl.checks.shell import quote
+from dynctl.checks.shell import program
 from dynctl.core.plan import Role
 
 CODE = "nixl-missing"
@@ -31,8 +31,8 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             f"{software.python} has no NIXL: KV blocks cannot be handed from prefill to decode",
             (f"packages: {', '.join(name for name, _ in software.packages) or 'none'}",),
             "install it into that environment",
-            f"{quote(software.python)} -m pip install 'nixl>=1.5.1'",
-            verify=f"{quote(software.python)} -c 'import importlib.util as u; f = u.find_spec(\"nixl\"); print(f); raise SystemExit(f is not None)'",
+            f"{program(software.python)} -m pip install 'nixl>=1.5.1'",
+            verify=f"{program(software.python)} -c 'import importlib.util as u; f = u.find_spec(\"nixl\"); print(f); raise SystemExit(f is not None)'",
             verify_on=host.name,
         )
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, Severity
-from dynctl.checks.shell import join, on_host, quote
+from dynctl.checks.shell import on_host, program, quote
 from dynctl.core.hardware import Host
 from dynctl.core.machine import EngineSoftware
 
@@ -55,8 +55,8 @@ def _finding(
     usual: tuple[Host, EngineSoftware, str],
 ) -> Finding:
     def ask(host: Host, software: EngineSoftware) -> str:
-        program = f'import importlib.metadata as m; print(m.version("{package}"))'
-        return on_host(evidence.entry(host), join((software.python, "-c", program)))
+        text = f'import importlib.metadata as m; print(m.version("{package}"))'
+        return on_host(evidence.entry(host), f"{program(software.python)} -c {quote(text)}")
 
     return Finding(
         CODE,
@@ -66,7 +66,7 @@ def _finding(
         f"{package} {odd[2]}, other hosts have {usual[2]}: engines that hand over KV must match",
         (f"{odd[0].name}: {odd[2]}", f"{usual[0].name}: {usual[2]}"),
         f"install the same version everywhere ({usual[2]})",
-        f"{quote(odd[1].python)} -m pip install {quote(f'{package}=={usual[2]}')}",
+        f"{program(odd[1].python)} -m pip install {quote(f'{package}=={usual[2]}')}",
         verify=f'a=$({ask(odd[0], odd[1])}); b=$({ask(usual[0], usual[1])}); echo "$a $b"; [ "$a" != "$b" ]',
     )
 

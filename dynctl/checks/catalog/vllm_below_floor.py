@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dynctl.checks.advisories import VLLM, VLLM_FLOOR, advisories_for, release, version_of
 from dynctl.checks.evidence import Evidence
 from dynctl.checks.finding import Check, Finding, Severity
-from dynctl.checks.shell import quote
+from dynctl.checks.shell import program
 
 CODE = "vllm-below-floor"
 
@@ -31,9 +31,9 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             + (", which the inventory allows" if is_allowed else ""),
             tuple(advisories_for(version)),
             f"upgrade the environment to vllm>={floor}; engine.allow_old_version accepts it on test machines",
-            f"{quote(software.python)} -m pip install --upgrade 'vllm>={floor}'",
+            f"{program(software.python)} -m pip install --upgrade 'vllm>={floor}'",
             verify=(
-                f'{quote(software.python)} -c \'import importlib.metadata as m, re; v = m.version("{name}"); print(v); '
+                f'{program(software.python)} -c \'import importlib.metadata as m, re; v = m.version("{name}"); print(v); '
                 f'raise SystemExit(tuple(map(int, re.findall(r"\\d+", v)[:3])) >= {VLLM_FLOOR})\''
             ),
             verify_on=host.name,
