@@ -291,6 +291,7 @@ def _priced(ground: _Ground, planned: PlannedDeployment) -> PlannedDeployment:
 
 CHOSEN = (
     "gain of",
+    "not priced",
     "do not disaggregate",
     "prefill and decode apart",
     "KV of a prompt",

@@ -133,14 +133,13 @@ def _gain(apart: Choice | None, together_rps_per_gpu: float, model: Model) -> Fi
         return None
     expected = apart.rate_rps / (together_rps_per_gpu * apart.num_gpus)
     error = GAIN_ERROR_MOE if model.num_experts else GAIN_ERROR_DENSE
-    is_measured = apart.speed is not None and apart.speed.is_measured
-    error += 0.0 if is_measured else GAIN_ERROR_UNMEASURED
-    link = "measured link" if is_measured else "link not measured"
+    is_sure = apart.where != "over hosts" or (apart.speed is not None and apart.speed.is_measured)
+    error += 0.0 if is_sure else GAIN_ERROR_UNMEASURED
     return Figure(
         round(expected / (1 + error), 2),
         round(expected, 2),
         round(expected * (1 + error), 2),
-        f"modelled, ± {error:.0%}, {link}",
+        f"modelled, ± {error:.0%}{'' if is_sure else ', the links were not measured'}",
     )
 
 

@@ -108,7 +108,12 @@ class Pricer:
     def side(self, option: Option, count: int) -> Side:
         """Engines of an option as the estimate sees them."""
         assert option.pace is not None
-        return Side(option.pace, count, max_sequences(self.wish, option.memory))
+        return Side(
+            option.pace,
+            count,
+            max_sequences(self.wish, option.memory),
+            float(option.memory.kv_capacity_tokens),
+        )
 
     def alone(self, option: Option, count: int) -> Layout:
         """Aggregated engines."""

@@ -27,6 +27,8 @@ from dynctl.planner.roofline import Engine, group_link
 TP_SIZES = (1, 2, 4, 8, 16)
 PP_SIZES = (2, 3, 4)
 MAX_LINK_CLASSES = 6
+NEVER_BYTES = 1 << 60
+"""What is missing where no memory would help."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,6 +171,9 @@ def options_for(
     options: list[Option] = []
     misfits: list[Misfit] = []
     for kind in allocation.kinds(hosts):
+        if why := unsupported(model, kind):
+            misfits.append(Misfit(why, NEVER_BYTES))
+            continue
         found = [
             option
             for tp in TP_SIZES
@@ -186,6 +191,21 @@ def options_for(
             ]
         options += found
     return options, misfits
+
+
+_VOLTA_WEIGHTS = ("bf16", "int4", "int8")
+"""Formats that GPUs of compute capability 7.0 compute; 8-bit and 4-bit floats need 8.0 or more."""
+
+
+def unsupported(model: Model, kind: GpuKind) -> str:
+    """Say why a kind of GPU cannot compute a model's weights at all; empty: it can, or is not in the table."""
+    spec = find_spec(kind.name)
+    if spec is None or not spec.name.startswith("v100"):
+        return ""
+    odd = sorted({p.format for p in model.parts if p.num_params} - set(_VOLTA_WEIGHTS))
+    if not odd:
+        return ""
+    return f"{kind.name} cannot compute {' and '.join(odd)} weights: they need compute capability 8.0 or more"
 
 
 def _of_size(
@@ -249,6 +269,11 @@ def refuse_fit(
     `spanning` names a layout over several hosts that would hold it, which cannot be started yet.
     """
     nearest = min(misfits, key=lambda m: m.missing_bytes)
+    if nearest.missing_bytes >= NEVER_BYTES:
+        return PlanError(
+            f"deployment {wish.name}: {model.name} runs on none of these GPUs: {nearest.text}",
+            "use a checkpoint in 16 bit or int4, or newer GPUs",
+        )
     fitting = next(
         (
             tp

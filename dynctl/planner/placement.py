@@ -6,7 +6,7 @@ Pure: an Allocation lives inside one planning run.
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -121,6 +121,7 @@ class Allocation:
         self._relays: dict[str, int] = {}
         self._port_base, self._port_count = port_base, port_count
         self._cache: dict[tuple[str, GpuKind, int], tuple[Group, ...]] = {}
+        self._placed: dict[tuple[str, str, Role], list[Group]] = {}
         self._num_free = {host.name: len(self._free(host)) for host in self.hosts}
 
     def kinds(self, hosts: Sequence[Host]) -> tuple[GpuKind, ...]:
@@ -167,7 +168,6 @@ class Allocation:
         groups: Sequence[Group],
         deployment: str,
         role: Role,
-        admits: Callable[[Group], bool] | None = None,
     ) -> Group | None:
         """Take the best of some groups for one more replica; None when none is free any more.
 
@@ -177,15 +177,18 @@ class Allocation:
         seen: set[str] = set()
         for group in groups:
             name = group.host.name
-            if name in seen or not self._is_free(group) or (admits and not admits(group)):
+            others = self._beside(group.host, deployment, role)
+            # The first of a host is its best, but where a counterpart is to be near to.
+            if (name in seen and not others) or not self._is_free(group):
                 continue
-            seen.add(name)  # the first of a host is its best
+            seen.add(name)
             whole, total = group.quality
             key = (
                 self._count(group.host, deployment, role),
                 -int(whole or len(group.positions) == 1),
-                -min(1, self._counterparts(group.host, deployment, role)),
+                -min(1, len(others)),
                 -total,
+                -_nearness(group, others),
                 -self._num_free[name],
                 natural(name),
             )
@@ -202,6 +205,7 @@ class Allocation:
         self._num_free[name] -= len(group.positions)
         for key in [key for key in self._cache if key[0] == name]:
             del self._cache[key]
+        self._placed.setdefault((name, deployment, role), []).append(group)
         self._note(group.host, deployment, role)
 
     def give_back(self, groups: Iterable[Group], deployment: str, role: Role) -> None:
@@ -213,7 +217,13 @@ class Allocation:
             for key in [key for key in self._cache if key[0] == name]:
                 del self._cache[key]
             self._engines[name] -= 1
+            self._placed[name, deployment, role].remove(group)
             self._roles[name][deployment, role] -= 1
+
+    def _beside(self, host: Host, deployment: str, role: Role) -> list[Group]:
+        """Groups of the counterpart role on a host."""
+        other = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}.get(role)
+        return [] if other is None else self._placed.get((host.name, deployment, other), [])
 
     def _is_free(self, group: Group) -> bool:
         return self._taken[group.host.name].isdisjoint(group.positions)
@@ -284,6 +294,20 @@ class Allocation:
             )
         self._ports[space] = used + count
         return self._port_base + used
+
+
+def _nearness(group: Group, others: Sequence[Group]) -> int:
+    """Rank of the worst link from a group to its counterparts on the same host."""
+    links = group.host.gpu_links
+    return min(
+        (
+            link_rank(links[a][b])
+            for other in others
+            for a in group.positions
+            for b in other.positions
+        ),
+        default=0,
+    )
 
 
 def near_nics(group: Group) -> tuple[str, ...]:

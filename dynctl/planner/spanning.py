@@ -65,7 +65,9 @@ def over_hosts(
             for each in spans(wish, model, kind, allocation, hosts)
         ]
         if found:
-            return str(min(found, key=lambda s: (s.parallelism.num_gpus, s.parallelism.pp, s.kind)))
+            return str(
+                min(found, key=lambda s: (len(s.host_names), s.parallelism.num_gpus, s.kind))
+            )
     return ""
 
 
@@ -177,5 +179,6 @@ def _rate_per_gpu(
     pace = pace_on(model, kind, parallelism, groups[:1])
     if pace is None or not groups:
         return 0.0
-    side = Side(pace, 1, max_sequences(pricer.wish, found))
+    tokens = float(found.kv_capacity_tokens)
+    side = Side(pace, 1, max_sequences(pricer.wish, found), tokens)
     return pricer.max_rate_rps(Layout(side)) / parallelism.num_gpus

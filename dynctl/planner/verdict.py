@@ -4,6 +4,7 @@ Not here: choosing a layout (`choosing`), the long story (`why`).
 Pure.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -79,6 +80,7 @@ def why_chosen(wish: DeploymentWish, trail: Trail, fabric: Fabric) -> list[str]:
                 f"{chosen.num_gpus} do"
             )
         reasons.append(f"prefill and decode apart: {why}")
+        reasons += _smaller_chunks(wish, trail)
         reasons += _about_links(wish, chosen, fabric)
     else:
         reasons.append(
@@ -92,6 +94,25 @@ def why_chosen(wish: DeploymentWish, trail: Trail, fabric: Fabric) -> list[str]:
             f"per second within the goals ({trail.gain.source})"
         )
     return reasons
+
+
+def _smaller_chunks(wish: DeploymentWish, trail: Trail) -> list[str]:
+    """Whether aggregated engines that compute prompts in smaller pieces might hold the ITL goal as well."""
+    chosen, goal_ms = trail.chosen, wish.slo.itl_ms
+    pace = chosen.parts[-1].option.pace if chosen is not None else None
+    if pace is None or goal_ms is None:
+        return []
+    context = wish.workload.isl_tokens + wish.workload.osl_tokens / 2
+    room_s = goal_ms / 1e3 - pace.decode_s(8, context)
+    fitting = [
+        tokens
+        for tokens in (4096, 2048, 1024, 512, 256)
+        if tokens < wish.workload.isl_tokens and pace.prefill_s(tokens) <= room_s
+    ]
+    if not fitting:
+        return []
+    text = f"not priced: aggregated engines with max-num-batched-tokens {fitting[0]} under engine.args would delay "
+    return [text + "fewer tokens by prompts, at later first tokens"]
 
 
 def _times(gain: Figure) -> str:
@@ -142,23 +163,26 @@ def _about_routing(wish: DeploymentWish, chosen: Choice) -> list[str]:
         return [
             "KV routing gains nothing without shared prefixes: workload.shared_prefix_ratio is 0"
         ]
-    gain = routing_gain(chosen, wish.workload, wish.slo, num)
+    gain = routing_gain(wish, chosen)
     return [
         f"gain of KV routing over routing by load: {_times(gain)} requests per second within the goals ({gain.source})"
     ]
 
 
-def routing_gain(chosen: Choice, work: Workload, slo: Slo, num: int) -> Figure:
-    """KV routing over load balancing: at worst every engine soon holds every prefix, at best each is computed by all."""
-    option = chosen.parts[0].option
-    assert option.pace is not None
-    rates = []
-    for ratio in (work.shared_prefix_ratio, work.shared_prefix_ratio / num):
-        side = Side(option.pace, 1, option.memory.kv_capacity_tokens and 256.0)
-        rates.append(max_rate_rps(Layout(side), replace(work, shared_prefix_ratio=ratio), slo))
-    high = rates[0] / rates[1] if rates[1] > 0 else 1.0
-    high = max(1.0, round(high, 2))
-    return Figure(1.0, round((1 + high) / 2, 2), high, "modelled, by how many prefixes there are")
+def routing_gain(wish: DeploymentWish, chosen: Choice) -> Figure:
+    """KV routing over routing by load: at worst every engine holds every prefix, at best each is computed by each anew."""
+    part = chosen.parts[0]
+    assert part.option.pace is not None
+    work, slo, num = wish.workload, wish.slo, sum(p.count for p in chosen.parts)
+    tokens = float(part.option.memory.kv_capacity_tokens)
+    side = Side(part.option.pace, num, max_sequences(wish, part.option.memory), tokens)
+    routed = max_rate_rps(Layout(side), work, slo)
+    spread = max_rate_rps(Layout(side, routes_by_prefix=False), work, slo)
+    cold = replace(work, shared_prefix_ratio=work.shared_prefix_ratio / num)
+    anew = max_rate_rps(Layout(side), cold, slo)
+    expected = max(1.0, round(routed / spread, 2)) if spread > 0 else 1.0
+    high = max(expected, round(routed / anew, 2)) if anew > 0 else expected
+    return Figure(1.0, expected, high, "modelled, by how many prefixes there are")
 
 
 def price(
@@ -180,7 +204,8 @@ def price(
             if pace is None:
                 return None, [f"not estimated: no figures for {mine[0].gpus[0].name}"]
             bound = max_sequences(wish, pool.memory)
-            classes.append(_Class(role, Side(pace, len(mine), bound)))
+            tokens = float(pool.memory.kv_capacity_tokens) if pool.memory else math.inf
+            classes.append(_Class(role, Side(pace, len(mine), bound, tokens)))
     everyone = [group for taken in groups.values() for group in taken]
     names = sorted({spec.name for g in everyone if (spec := find_spec(g.gpus[0].name))})
     source = f"modelled: roofline on {', '.join(names)}, not calibrated"
@@ -230,7 +255,12 @@ def _slowest(wish: DeploymentWish, sides: Sequence[Side]) -> Side:
             p.prefill_s(work.isl_tokens) + work.osl_tokens * p.decode_s(8, work.isl_tokens)
         ),
     )
-    return Side(pace, sum(s.replicas for s in sides), min(s.max_sequences for s in sides))
+    return Side(
+        pace,
+        sum(s.replicas for s in sides),
+        min(s.max_sequences for s in sides),
+        min(s.kv_capacity_tokens for s in sides),
+    )
 
 
 def _price_simulated(

@@ -1,6 +1,8 @@
 """Builders of clusters, models and inventories with good defaults."""
 
+import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,8 @@ from dynctl.core.inventory import DeploymentWish, EngineSpec, HostEntry, Invento
 from dynctl.core.units import GIB
 from dynctl.planner.grouping import nvlink_islands
 from dynctl.planner.model import read_model
+
+sys.path.insert(0, str(Path(__file__).parent))  # planning_cases is shared by tests of this directory
 
 GPUS = {
     "h100": ("NVIDIA H100 80GB HBM3", 80 * GIB),
@@ -19,6 +23,8 @@ GPUS = {
     "a6000": ("NVIDIA RTX A6000", 48 * GIB),
     "4090": ("NVIDIA GeForce RTX 4090", 24 * GIB),
     "v100": ("Tesla V100-SXM2-32GB", 32 * GIB),
+    "b200": ("NVIDIA B200", 180 * GIB),
+    "gb200": ("NVIDIA GB200", 185 * GIB),
     "unknown": ("Acme Accelerator 1", 64 * GIB),
 }
 CUBE_MESH = """X NV1 NV1 NV2 NV2 SYS SYS SYS
