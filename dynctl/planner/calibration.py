@@ -37,9 +37,9 @@ class Constants:
     """Of grouped products in 16 or 8 bit, against the peak of their format."""
     eta_expert_gemm4: float = 0.3
     """Of grouped products with 4-bit weights."""
-    imbalance: float = 0.1
+    imbalance: float = 0.05
     """By how much the busiest of many expert-parallel ranks exceeds the mean."""
-    slicing: float = 0.1
+    slicing: float = 0.25
     """What slicing each expert over tensor-parallel ranks costs, against whole experts on each."""
     gather_us: float = 15.0
     """Latency of one expert dispatch or combine between ranks that hold different tokens."""

@@ -31,6 +31,12 @@ class GpuSpec:
     fp4_flops: float | None = None
     """None: no 4-bit units; 4-bit weights are computed in 8 or 16 bit."""
 
+    @property
+    def usable_bytes(self) -> int:
+        """What NVML calls the memory's total: cards with GDDR lose a sixteenth to error correction."""
+        has_soft_ecc = self.name.startswith(("l4", "a10g"))
+        return int(self.memory_gb * 2**30 * (0.9375 if has_soft_ecc else 0.995))
+
 
 _TFLOPS = 1e12
 _GB_S = 1e9

@@ -251,6 +251,16 @@ class Engine:
         )
 
     @property
+    def load(self) -> Load:
+        """What one rank holds and does."""
+        return self._load
+
+    @property
+    def used_constants(self) -> Constants:
+        """The constants this engine is priced with."""
+        return self._c
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """KV of one token that moves from prefill to decode."""
         return self.model.kv_bytes_per_token

@@ -1,0 +1,172 @@
+"""`dynctl estimate`: price one layout without hosts. IO: files, terminal."""
+
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from dynctl.cli.options import Output, OutputOption
+from dynctl.cli.output import emit, emit_json, table
+from dynctl.errors import DynctlError, ExitCode
+from dynctl.planner.peaks import GpuSpec
+from dynctl.planner.pricing import Priced, Query
+
+
+class EstimateRole(StrEnum):
+    """What the engine does for a request."""
+
+    AGGREGATED = "aggregated"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class EngineName(StrEnum):
+    """Whose constants apply."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    TRTLLM = "trtllm"
+
+
+class KvDtype(StrEnum):
+    """How the KV cache is stored."""
+
+    BF16 = "bf16"
+    FP8 = "fp8"
+
+
+def command(  # noqa: PLR0917 - an option each
+    model: Annotated[
+        str, typer.Option("--model", help="A directory, a config.json, or a shipped name (--list).")
+    ] = "",
+    gpu: Annotated[str, typer.Option("--gpu", help="Such as h100-sxm, or a product name.")] = "",
+    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel size.")] = 1,
+    pp: Annotated[int, typer.Option("--pp", min=1, help="Pipeline stages.")] = 1,
+    dp: Annotated[int, typer.Option("--dp", min=1, help="Attention data-parallel ranks.")] = 1,
+    ep: Annotated[int, typer.Option("--ep", min=1, help="Expert-parallel size.")] = 1,
+    role: Annotated[
+        EstimateRole, typer.Option("--role", help="What the engine does.")
+    ] = EstimateRole.AGGREGATED,
+    isl: Annotated[int, typer.Option("--isl", min=1, help="Prompt tokens.")] = 1024,
+    osl: Annotated[int, typer.Option("--osl", min=1, help="Answer tokens.")] = 128,
+    concurrency: Annotated[
+        float | None, typer.Option("--concurrency", help="Users that each wait for their answer.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", help="Requests per second, arriving at random.")
+    ] = None,
+    prefix: Annotated[
+        float, typer.Option("--prefix", min=0, max=1, help="Share of prompts that is cached.")
+    ] = 0.0,
+    isl_cv: Annotated[
+        float, typer.Option("--isl-cv", min=0, help="Spread of prompt lengths over their mean.")
+    ] = 0.0,
+    ttft: Annotated[float | None, typer.Option("--ttft", help="Goal, ms at p99.")] = None,
+    itl: Annotated[float | None, typer.Option("--itl", help="Goal, ms at p99.")] = None,
+    engine: Annotated[
+        EngineName, typer.Option("--engine", help="Whose constants apply.")
+    ] = EngineName.VLLM,
+    kv_dtype: Annotated[
+        KvDtype, typer.Option("--kv-dtype", help="How the KV cache is stored.")
+    ] = KvDtype.BF16,
+    utilization: Annotated[
+        float,
+        typer.Option("--utilization", min=0.05, max=1, help="Share of memory the engine may use."),
+    ] = 0.9,
+    link: Annotated[
+        str | None, typer.Option("--link", help="Worst PCIe path of the group: PIX, PXB, PHB, SYS.")
+    ] = None,
+    names: Annotated[bool, typer.Option("--list", help="List shipped models and GPUs.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Price one layout without hosts: TTFT, time per token, throughput, memory, each with a 90 % band.
+
+    Exit 4 when the layout cannot be: the reason says by how much.
+
+    Example: dynctl estimate --model llama-3.1-70b --gpu h100-sxm --tp 8 --isl 2048 --osl 256 --concurrency 32
+    """
+    from dynctl.core.plan import Parallelism, Role
+    from dynctl.core.workload import Slo, Workload
+    from dynctl.planner.checkpoint import open_model
+    from dynctl.planner.pricing import price_engine
+
+    if names:
+        _list()
+        return
+    if not model or not gpu:
+        raise DynctlError(
+            "--model and --gpu are needed", "see dynctl estimate --list", code=ExitCode.USAGE
+        )
+    if (concurrency is None) == (rate is None):
+        raise DynctlError("give either --concurrency or --rate", code=ExitCode.USAGE)
+    asked = concurrency if concurrency is not None else rate
+    if not asked or not 0 < asked <= 1e6:
+        raise DynctlError("--concurrency and --rate are positive", code=ExitCode.USAGE)
+    query = Query(
+        model=open_model(model, 1.0 if kv_dtype is KvDtype.FP8 else 2.0),
+        spec=_spec(gpu),
+        parallelism=Parallelism(tp, pp, dp, ep),
+        role=Role(role.value),
+        workload=Workload(isl, osl, rate or 1.0, prefix, isl_cv),
+        concurrency=concurrency,
+        engine=engine.value,
+        utilization=utilization,
+        link=link,
+        slo=Slo(ttft, itl),
+    )
+    _print(query, price_engine(query), output)
+
+
+def _spec(gpu: str) -> GpuSpec:
+    from dynctl.core.text import clean
+    from dynctl.planner.peaks import SPECS, spec_named
+
+    found = spec_named(gpu)
+    if found is None:
+        known = ", ".join(spec.name for spec in SPECS)
+        raise DynctlError(
+            f"no figures for GPU {clean(gpu, 60)}", f"known: {known}", code=ExitCode.USAGE
+        )
+    return found
+
+
+def _list() -> None:
+    from dynctl.planner.checkpoint import shipped_names
+    from dynctl.planner.peaks import SPECS
+
+    emit("models  " + "  ".join(shipped_names()))
+    emit("GPUs    " + "  ".join(spec.name for spec in SPECS))
+
+
+def _print(query: Query, priced: Priced, output: Output) -> None:
+    from dynctl.planner.pricing import summary_rows
+
+    if output is Output.JSON:
+        answer = {
+            "schema": "dynctl.estimate/1",
+            "model": query.model.name,
+            "model_source": query.model.source,
+            "gpu": query.spec.name,
+            "parallelism": asdict(query.parallelism),
+            "role": query.role.value,
+            "engine": query.engine,
+            "feasible": priced.feasible,
+        }
+        if priced.feasible:
+            answer |= {
+                key: value for key, value in asdict(priced).items() if value not in (None, "")
+            }
+        else:
+            answer["reason"] = priced.reason
+        emit_json(answer)
+    elif priced.feasible:
+        rows = [
+            [name, f"{f.low:g}", f"{f.expected:g}", f"{f.high:g}", f.source]
+            for name, f in summary_rows(priced)
+        ]
+        table(["FIGURE", "LOW", "LIKELY", "HIGH", "HOW"], rows, right=["LOW", "LIKELY", "HIGH"])
+    if not priced.feasible:
+        raise DynctlError(
+            priced.reason, "more GPUs, smaller weights, or shorter requests", code=ExitCode.REFUSED
+        )

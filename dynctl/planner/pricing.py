@@ -1,0 +1,277 @@
+"""One engine on GPUs of a kind, without hosts: what it needs, holds and serves; or why it cannot be.
+
+For `dynctl estimate`: a closed loop of users or requests at a rate, on an aggregated, prefill or decode engine.
+Not here: choosing among layouts (`search`).
+Pure.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from dynctl.core.model import Model
+from dynctl.core.plan import Figure, MemorySheet, Parallelism, Role
+from dynctl.core.units import GIB, format_bytes
+from dynctl.core.workload import Slo, Workload
+from dynctl.planner.closed_loop import Loop, run_loop
+from dynctl.planner.estimate import Layout, Side, figure, max_rate_rps, serve
+from dynctl.planner.memory import MAX_NUM_SEQS, Room, legal_tp, sheet
+from dynctl.planner.peaks import GpuSpec
+from dynctl.planner.roofline import Engine, group_link
+
+KV_MARGIN = 0.15
+"""How wrong the memory beside weights and KV may be, as a share of it; engines differ in what they keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is asked."""
+
+    model: Model
+    spec: GpuSpec
+    parallelism: Parallelism
+    role: Role
+    workload: Workload
+    concurrency: float | None = None
+    """None: requests arrive at `workload.rate_rps`."""
+    engine: str = "vllm"
+    utilization: float = 0.9
+    max_num_seqs: int = MAX_NUM_SEQS
+    link: str | None = None
+    """Worst PCIe path of a group without NVLink, as `PIX` or `SYS`."""
+    slo: Slo = field(default_factory=Slo)
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """The answer; figures that a role does not have are None."""
+
+    feasible: bool
+    reason: str = ""
+    ttft_ms: Figure | None = None
+    tpot_ms: Figure | None = None
+    out_tok_s_per_gpu: Figure | None = None
+    req_s: Figure | None = None
+    memory_gib: Figure | None = None
+    kv_capacity_tokens: Figure | None = None
+    ttft_p50_ms: Figure | None = None
+    ttft_p95_ms: Figure | None = None
+    ttft_p99_ms: Figure | None = None
+    itl_p99_ms: Figure | None = None
+    goodput_req_s: Figure | None = None
+    hit_ratio: float | None = None
+    memory: MemorySheet | None = None
+
+
+def price_engine(query: Query) -> Priced:
+    """Price one engine."""
+    refusal = illegal(query.model, query.parallelism)
+    if refusal:
+        return Priced(False, refusal)
+    memory = _sheet(query)
+    needed = query.workload.isl_tokens + query.workload.osl_tokens
+    if memory.kv_capacity_tokens < needed:
+        return Priced(False, _short(query, memory, needed), memory=memory)
+    engine = Engine(
+        query.model,
+        query.spec,
+        query.parallelism,
+        group_link(query.spec, query.spec.num_nvlinks, query.link),
+        query.engine,
+    )
+    priced = _looped if query.concurrency is not None else _arriving
+    return priced(query, engine, memory)
+
+
+def illegal(model: Model, parallelism: Parallelism) -> str:
+    """Why no engine accepts these sizes; empty when one does."""
+    tp, pp, dp, ep = parallelism.tp, parallelism.pp, parallelism.dp, parallelism.ep
+    if min(tp, pp, dp, ep) < 1:
+        return "parallel sizes are at least 1"
+    if not legal_tp(model, tp):
+        return f"tp {tp} does not divide the model's {model.num_heads} heads and {model.num_kv_heads} KV heads"
+    if pp > model.num_layers:
+        return f"pp {pp} is more than the model's {model.num_layers} layers"
+    if ep > 1 and not model.num_experts:
+        return f"ep {ep} needs experts, and this model is dense"
+    if ep > 1 and (tp * dp) % ep:
+        return f"ep {ep} does not divide the {tp * dp} ranks of tp {tp} × dp {dp}"
+    if ep > 1 and model.num_experts % ep:
+        return f"ep {ep} does not divide the model's {model.num_experts} experts"
+    return ""
+
+
+def _sheet(query: Query) -> MemorySheet:
+    room = Room(query.spec.usable_bytes, query.utilization, query.max_num_seqs)
+    return sheet(query.model, query.parallelism, room)
+
+
+def _short(query: Query, memory: MemorySheet, needed: int) -> str:
+    where = f"{query.model.name} on {query.parallelism.num_gpus} × {query.spec.name}"
+    if memory.kv_bytes <= 0:
+        needs = memory.weight_bytes + memory.activation_bytes + memory.reserve_bytes
+        return (
+            f"{where} does not fit: weights {format_bytes(memory.weight_bytes)} and "
+            f"{format_bytes(memory.activation_bytes)} beside them make {format_bytes(needs)} with the reserve, "
+            f"a GPU has {format_bytes(memory.total_bytes)}: {format_bytes(needs - memory.total_bytes)} short"
+        )
+    return (
+        f"{where} holds {memory.kv_capacity_tokens} tokens of KV, one request needs {needed}: "
+        f"{format_bytes(memory.kv_bytes)} are left beside weights of {format_bytes(memory.weight_bytes)}"
+    )
+
+
+def _max_sequences(query: Query, memory: MemorySheet) -> float:
+    """Requests the engine holds at once; what they share is stored once."""
+    work = query.workload
+    own = work.isl_tokens * (1 - work.shared_prefix_ratio) + work.osl_tokens
+    return max(
+        1.0,
+        min(query.max_num_seqs * query.parallelism.dp, memory.kv_capacity_tokens / own),
+    )
+
+
+def _looped(query: Query, engine: Engine, memory: MemorySheet) -> Priced:
+    work, users = query.workload, query.concurrency or 1.0
+    gpus = query.parallelism.num_gpus
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    context = work.isl_tokens + work.osl_tokens / 2
+    held = min(users, _max_sequences(query, memory))
+    new = work.isl_tokens * (1 - work.shared_prefix_ratio)
+    if query.role is Role.PREFILL:
+        one = engine.prefill_s(new, work.isl_tokens - new)
+        requests = engine.stages / one
+        # Each of the users waits for those before it.
+        ttft_s = one * max(1.0, users / engine.stages) + engine.host_s
+        tokens = requests
+    elif query.role is Role.DECODE:
+        tpot_s = engine.decode_s(held, context)
+        tokens = held / tpot_s
+        requests = tokens / work.osl_tokens
+    else:
+        loop = Loop(
+            work.isl_tokens, work.osl_tokens, users, work.isl_tokens - new, _max_sequences(query, memory)
+        )  # fmt: skip
+        found = run_loop(engine.load, engine.used_constants, loop)
+        ttft_s, tpot_s, tokens = found.ttft_s, found.tpot_s, found.tokens_s
+        requests = tokens / work.osl_tokens
+    source = f"{engine.source}; closed loop of {users:g} users"
+    return Priced(
+        True,
+        ttft_ms=_ms(ttft_s, engine, "ttft", source),
+        tpot_ms=_ms(tpot_s, engine, "tpot", source),
+        out_tok_s_per_gpu=None
+        if query.role is Role.PREFILL
+        else figure(tokens / gpus, engine.band("tokens"), source),
+        req_s=figure(requests, engine.band("tokens"), source),
+        memory_gib=_memory(query, memory, held),
+        kv_capacity_tokens=_capacity(query, memory),
+        hit_ratio=work.shared_prefix_ratio,
+        memory=memory,
+    )
+
+
+def _arriving(query: Query, engine: Engine, memory: MemorySheet) -> Priced:
+    work, gpus = query.workload, query.parallelism.num_gpus
+    side = Side(engine, 1, _max_sequences(query, memory), memory.kv_capacity_tokens)
+    layout = Layout(side)
+    if query.role is Role.PREFILL:
+        layout = Layout(side, _endless(side), math.inf)
+    elif query.role is Role.DECODE:
+        layout = Layout(_endless(side), side, math.inf)
+    served = serve(layout, work, work.rate_rps)
+    if not served.is_stable:
+        most = max_rate_rps(layout, work, Slo())
+        return Priced(
+            False,
+            f"{work.rate_rps:g} req/s is more than it serves ({served.limit} binds): at most {most:.3g} req/s",
+            memory=memory,
+        )
+    source = f"{engine.source}; arrivals at random, {work.rate_rps:g} req/s"
+    is_prefill, is_decode = query.role is Role.PREFILL, query.role is Role.DECODE
+    req_s = figure(work.rate_rps, (1.0, 1.0), "asked")
+    most = max_rate_rps(layout, work, query.slo)
+    low, high = engine.band("tokens")
+    goodput = Figure(
+        min(work.rate_rps, most * low),
+        min(work.rate_rps, most),
+        min(work.rate_rps, most * high),
+        source,
+    )
+
+    def ttft(value: float) -> Figure | None:
+        return None if is_decode else _ms(value, engine, "ttft", source)
+
+    return Priced(
+        True,
+        ttft_ms=ttft(served.ttft_s),
+        tpot_ms=None if is_prefill else _ms(served.itl_s, engine, "tpot", source),
+        out_tok_s_per_gpu=None
+        if is_prefill
+        else figure(work.rate_rps * work.osl_tokens / gpus, (1.0, 1.0), "asked"),
+        req_s=req_s,
+        memory_gib=_memory(query, memory, served.sequences),
+        kv_capacity_tokens=_capacity(query, memory),
+        ttft_p50_ms=ttft(served.ttft_p50_s),
+        ttft_p95_ms=ttft(served.ttft_p95_s),
+        ttft_p99_ms=ttft(served.ttft_p99_s),
+        itl_p99_ms=None if is_prefill else _ms(served.itl_p99_s, engine, "tpot", source),
+        goodput_req_s=goodput,
+        hit_ratio=served.hit_ratio,
+        memory=memory,
+    )
+
+
+def _endless(side: Side) -> Side:
+    """So many engines of the other role that only the asked one binds."""
+    return Side(side.engine, 10_000, math.inf)
+
+
+def _ms(value_s: float | None, engine: Engine, name: str, source: str) -> Figure | None:
+    return None if value_s is None else figure(value_s * 1e3, engine.band(name), source)
+
+
+def _memory(query: Query, memory: MemorySheet, sequences: float) -> Figure:
+    """What one GPU holds while these sequences run."""
+    work = query.workload
+    per_sequence = query.model.kv_bytes(work.isl_tokens + work.osl_tokens / 2)
+    share = (
+        per_sequence / max(1.0, query.model.kv_bytes(1.0))
+        if query.model.kv_bytes_per_token
+        else 0.0
+    )
+    kv = min(
+        float(max(0, memory.kv_bytes)),
+        sequences * share * max(0, memory.kv_bytes) / max(1, memory.kv_capacity_tokens),
+    )
+    beside = KV_MARGIN * memory.activation_bytes + query.model.margin * memory.weight_bytes
+    used = memory.weight_bytes + memory.activation_bytes + kv
+    return Figure(
+        round((used - beside) / GIB, 2),
+        round(used / GIB, 2),
+        round((used + beside) / GIB, 2),
+        f"weights and activations {memory.source}; KV of {sequences:.3g} sequences; context and graphs by default",
+    )
+
+
+def _capacity(query: Query, memory: MemorySheet) -> Figure:
+    """KV tokens of the whole engine; off by what is kept beside weights and KV."""
+    per_token = memory.kv_bytes / max(1, memory.kv_capacity_tokens)
+    off = int(
+        (2 * KV_MARGIN * memory.activation_bytes + query.model.margin * memory.weight_bytes)
+        / per_token
+    )
+    tokens = memory.kv_capacity_tokens
+    return Figure(
+        max(0, tokens - off), tokens, tokens + off, f"{memory.source}, share {query.utilization:g}"
+    )
+
+
+def summary_rows(priced: Priced) -> list[tuple[str, Figure]]:
+    """The figures there are, by name, for a table."""
+    names = (
+        "ttft_ms", "ttft_p50_ms", "ttft_p95_ms", "ttft_p99_ms", "tpot_ms", "itl_p99_ms", "out_tok_s_per_gpu",
+        "req_s", "goodput_req_s", "memory_gib", "kv_capacity_tokens",
+    )  # fmt: skip
+    found = ((name, getattr(priced, name)) for name in names)
+    return [(name, value) for name, value in found if value is not None]
