@@ -5,13 +5,14 @@ for CPU, read from /proc, so work of others on the machine does little harm; rou
 is kept. Peers' figures are taken from their quiet run and marked; with `--peers FOLDER` (made by the harness's
 `install`) those installed are measured beside.
 
-Run: python benchmarks/router_bench.py [micro] [latency] [trace] [heavy] [--rounds 5] [--seconds 1.5]
+Run: python benchmarks/router_bench.py [micro] [latency] [rss] [trace] [heavy] [--rounds 5] [--seconds 1.5]
 """
 
 import argparse
 import asyncio
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import httptools
 import uvloop
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 HERE = Path(__file__).parent
 PEERS = HERE / "peers"
@@ -322,6 +324,34 @@ def print_micro(figures, rss_start, rss_end):
             )
 
 
+def rss(folder, options):
+    """Memory at rest with the harness's vocabulary, and with one of 150,000 words."""
+    del options
+
+    draw = random.Random(1)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary, merges = {letter: at for at, letter in enumerate(letters)}, []
+    usual = [letter for letter in letters if letter.isascii() and letter.isalpha()]
+    pool = list(usual)
+    while len(vocabulary) < 150_000:
+        left = draw.choice(pool)
+        word = left + draw.choice(usual)
+        if len(word) < 12 and word not in vocabulary:
+            vocabulary[word] = len(vocabulary)
+            merges.append((left, word[len(left) :]))
+            pool.append(word)
+    big = Tokenizer(models.BPE(vocabulary, merges))
+    big.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model = Path(folder) / "model"
+    stand = Stand(folder, "zero")
+    with stand.engines():
+        for name in ("harness's model", "150,000 words"):
+            with stand.router("dynctl") as (_, pid):
+                print(f"RSS at rest, whole tree, {name}: {rss_mb(pid):.1f} MB")
+            big.save(str(model / "tokenizer.json"))
+    print(f"peers' best, quiet run: {BEST_PEERS['RSS MB'][1]} MB ({BEST_PEERS['RSS MB'][0]})")
+
+
 def latency(folder, options):
     """Added latency at a low rate, requests in turn."""
     stand = Stand(folder, "zero")
@@ -382,7 +412,7 @@ def trace(folder, options, kind="trace"):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suites", nargs="*", default=["micro", "latency", "trace"])
+    parser.add_argument("suites", nargs="*", default=["micro", "latency", "rss", "trace"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.5)
     parser.add_argument("--seeds", type=int, default=5)
@@ -404,7 +434,7 @@ def main():
             stdout=subprocess.DEVNULL,
         )
         for suite in options.suites:
-            {"micro": micro, "latency": latency, "trace": trace}.get(
+            {"micro": micro, "latency": latency, "trace": trace, "rss": rss}.get(
                 suite, lambda *args: trace(*args, kind="heavy")
             )(folder, options)
 

@@ -194,7 +194,7 @@ async def measure(options, folder):
             for _ in range(number):
                 call()
             profile.disable()
-            pstats.Stats(profile).sort_stats("tottime").print_stats(options.profile)
+            pstats.Stats(profile).sort_stats(options.sort).print_stats(options.profile)
     ok = desk.metrics.requests.value("chat", "200")
     print(f"{ok:.0f} requests answered with 200, {len(desk.flights)} left")
     await pool.close()
@@ -206,6 +206,7 @@ def main():
     parser.add_argument("--policy", default="kv")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--profile", type=int, default=0)
+    parser.add_argument("--sort", default="tottime")
     parser.add_argument("--only", default="")
     parser.add_argument("--flag", action="append")
     options = parser.parse_args()

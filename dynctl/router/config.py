@@ -5,7 +5,7 @@ Pure.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import msgspec
 
@@ -182,6 +182,7 @@ def parse_config(content: bytes) -> RouterConfig:
         UsageError: when it is no such JSON, names an unknown key, or would open an unprotected entrance.
     """
     try:
+        _refuse_unknown_keys(msgspec.json.decode(content))
         config = msgspec.json.decode(content, type=_Strict).config()
     except msgspec.MsgspecError as error:
         raise UsageError(f"router configuration: {error}") from error
@@ -247,6 +248,35 @@ class _Strict(msgspec.Struct, forbid_unknown_fields=True):
             **{f: getattr(self, f) for f in self.__struct_fields__ if f != "settings"},
             settings=make_settings(self.settings),
         )
+
+
+_NESTED: dict[str, type] = {
+    "engines": EngineTarget,
+    "relays": RelayTarget,
+    "api_keys": ApiKeyHash,
+    "tls": TlsFiles,
+    "server_tls": TlsFiles,
+}
+
+
+def _refuse_unknown_keys(document: object) -> None:
+    """Look inside the sections: msgspec lets dataclasses have keys they do not know.
+
+    Raises:
+        UsageError: when one has.
+    """
+    if not isinstance(document, dict):
+        return
+    for name, kind in _NESTED.items():
+        section = document.get(name)
+        for entry in section if isinstance(section, list) else [section]:
+            known = {one.name for one in fields(kind)}
+            unknown = sorted(set(entry) - known) if isinstance(entry, dict) else []
+            if unknown:
+                raise UsageError(
+                    f"router configuration: {name} has no key {', '.join(unknown)}",
+                    f"keys are {', '.join(sorted(known))}",
+                )
 
 
 def make_settings(values: Mapping[str, float]) -> Settings:

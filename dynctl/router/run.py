@@ -8,6 +8,7 @@ from typing import Self
 
 import zmq
 
+from dynctl.http1.server import raise_file_limit
 from dynctl.router.config import RouterConfig
 from dynctl.router.desk import Desk
 from dynctl.router.server import Entrance
@@ -105,6 +106,7 @@ async def run_router(
     Raises:
         DynctlError: when it cannot start.
     """
+    raise_file_limit()
     loop = asyncio.get_running_loop()
     stop, cut = asyncio.Event(), asyncio.Event()
 

@@ -63,7 +63,7 @@ class RelaySource:
             server_hostname=target.host_name,
         )
         self._name = target.host_name
-        self._upstream = Upstream(address, limits(settings.connect_timeout_s))
+        self._upstream = Upstream(address, limits(settings.connect_timeout_s, is_relay=True))
         self._fleet = fleet
         self._deployment = deployment
         self._tokenizer = tokenizer

@@ -6,7 +6,7 @@ IO: sockets.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from dynctl.errors import UsageError
@@ -24,6 +24,8 @@ from dynctl.http1.upstream import (
 T = TypeVar("T")
 
 _JSON = (b"content-type", b"application/json")
+
+_RELAY_IDLE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +87,13 @@ def parse_url(url: str) -> tuple[Address, str]:
     )
 
 
-def limits(connect_timeout_s: float) -> UpstreamLimits:
-    """Bounds of a pool towards one engine or relay."""
-    return UpstreamLimits(max_connections=4096, connect_timeout_s=connect_timeout_s)
+def limits(connect_timeout_s: float, *, is_relay: bool = False) -> UpstreamLimits:
+    """Bounds of a pool towards one engine or relay.
+
+    A relay keeps idle connections for a minute, and a new one costs a TLS handshake: half of that is kept here.
+    """
+    bounds = UpstreamLimits(max_connections=4096, connect_timeout_s=connect_timeout_s)
+    return replace(bounds, idle_timeout_s=_RELAY_IDLE_S) if is_relay else bounds
 
 
 class _Pieces:

@@ -1,0 +1,50 @@
+"""A misspelt key is refused wherever it stands, and pools towards relays keep their connections."""
+
+import json
+
+import pytest
+
+from dynctl.errors import UsageError
+from dynctl.router.config import parse_config
+from dynctl.router.sources.route import limits
+
+ENGINE = {"id": "e0", "url": "http://127.0.0.1:1"}
+RELAY = {"host_name": "h", "address": "127.0.0.1", "port": 1}
+TLS = {"cert": "c", "key": "k"}
+SOUND = {
+    "listen": "127.0.0.1:0",
+    "engines": [ENGINE],
+    "relays": [RELAY],
+    "tls": TLS,
+    "server_tls": TLS,
+    "api_keys": [{"name": "n", "sha256": "00"}],
+}
+
+
+def test_a_sound_configuration_is_read():
+    config = parse_config(json.dumps(SOUND).encode())
+    assert config.engines[0].url == "http://127.0.0.1:1"
+    assert config.relays[0].host_name == "h"
+    assert config.tls.cert == config.server_tls.cert == "c"
+    assert config.api_keys[0].name == "n"
+
+
+@pytest.mark.parametrize("section", ["engines", "relays", "tls", "server_tls", "api_keys"])
+def test_an_unknown_key_inside_a_section_is_refused(section):
+    entry = SOUND[section]
+    wrong = [{**entry[0], "kv_event": "x"}] if isinstance(entry, list) else {**entry, "kv_event": 1}
+    with pytest.raises(UsageError) as refused:
+        parse_config(json.dumps({**SOUND, section: wrong}).encode())
+    assert f"{section} has no key kv_event" in refused.value.message
+
+
+@pytest.mark.parametrize("section", ["engines", "tls"])
+def test_a_section_of_the_wrong_kind_is_refused(section):
+    with pytest.raises(UsageError):
+        parse_config(json.dumps({**SOUND, section: 5}).encode())
+
+
+def test_connections_to_relays_are_kept_longer_than_those_to_engines():
+    assert limits(2.0).idle_timeout_s == 4.0
+    assert limits(2.0, is_relay=True).idle_timeout_s == 30.0
+    assert limits(2.0, is_relay=True).connect_timeout_s == 2.0
