@@ -57,12 +57,13 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
 class PromptBlocks:
     """The full blocks of one prompt; a hash is computed when asked for, and kept."""
 
-    __slots__ = ("_bytes", "_known", "_seed", "_stride_bytes", "num_blocks")
+    __slots__ = ("_known", "_seed", "data", "num_blocks", "stride_bytes")
 
     def __init__(self, token_bytes: bytes, seed: int, stride_bytes: int) -> None:
-        self._bytes = memoryview(token_bytes)
+        self.data = memoryview(token_bytes)
+        """The token ids as the hash takes them."""
         self._seed = seed
-        self._stride_bytes = stride_bytes
+        self.stride_bytes = stride_bytes
         self._known: dict[int, int] = {}
         self.num_blocks = len(token_bytes) // stride_bytes
 
@@ -70,30 +71,25 @@ class PromptBlocks:
         """Hash the first `depth` blocks; 1 ≤ depth ≤ num_blocks."""
         known = self._known.get(depth)
         if known is None:
-            end = depth * self._stride_bytes
-            known = self._known[depth] = xxhash.xxh64_intdigest(self._bytes[:end], self._seed)
+            end = depth * self.stride_bytes
+            known = self._known[depth] = xxhash.xxh64_intdigest(self.data[:end], self._seed)
         return BlockHash(known)
 
-    def extend(self, state: PrefixState | None, depth: int, num_blocks: int) -> PrefixState:
-        """Return the state `num_blocks` further than `state`, which stands at `depth` (None: at 0) and stays untouched.
+    def start(self, num_blocks: int) -> PrefixState:
+        """Return the running hash of the first blocks.
 
-        A look at depths in steps so costs each byte of the prompt once, however many steps there are.
+        Feeding it `data` from `num_blocks * stride_bytes` on extends it, so that a look at depths in steps costs each
+        byte of the prompt once, however many steps there are.
         """
-        stride = self._stride_bytes
-        piece = self._bytes[depth * stride : (depth + num_blocks) * stride]
-        if state is None:
-            return xxhash.xxh64(piece, self._seed)
-        further = state.copy()
-        further.update(piece)
-        return further
+        return xxhash.xxh64(self.data[: num_blocks * self.stride_bytes], self._seed)
 
     def hashes(self) -> list[BlockHash]:
         """Hash every depth in one pass over the prompt: (num_blocks,), shallowest first."""
         state = xxhash.xxh64(b"", self._seed)
         out: list[BlockHash] = []
-        stride = self._stride_bytes
+        stride = self.stride_bytes
         for start in range(0, self.num_blocks * stride, stride):
-            state.update(self._bytes[start : start + stride])
+            state.update(self.data[start : start + stride])
             out.append(BlockHash(state.intdigest()))
         return out
 

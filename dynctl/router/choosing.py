@@ -7,6 +7,9 @@ was recorded of it, bit for bit. Booking and recording are the caller's. Not her
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+WATERMARK = 0.7
+"""Share of KV memory in use from which an engine gets dearer. Source: operating practice, requirement 55."""
+
 
 class Load(NamedTuple):
     """What one engine is worth asking, at one moment; replaced as a whole when anything of it changes."""
@@ -16,16 +19,18 @@ class Load(NamedTuple):
     prefill_base_ms: float
     free_at_s: float
     """When its queued prefills are expected to be over, on the router's monotonic clock."""
-    itl_slope_ms: float
-    """What each running sequence adds to the gap between two tokens."""
+    decode_ms_per_token: float
+    """What the sequences running there add to the gap between two tokens."""
+    recent: float
+    """Requests sent there lately, each weighing less the older it is; in units of `Need.recent_unit`."""
+    room_tokens: float
+    """Of KV memory, up to the watermark; may be negative; infinite where the capacity is not known."""
+    capacity_tokens: int
+    """Of KV memory; 0: not known."""
     active_requests: int
     active_tokens: int
     """Prompt and expected output of what runs there."""
     pending_prefill_tokens: int
-    capacity_tokens: int
-    """Of KV memory; 0: not known."""
-    recent: float
-    """Requests sent there lately, each weighing less the older it is; in units of `Need.recent_unit`."""
 
 
 class Need(NamedTuple):
@@ -39,8 +44,12 @@ class Need(NamedTuple):
     now_s: float = 0.0
     recent_unit: float = 1.0
     """The weight of a request made now, in `Load.recent`."""
+    ms_per_token: float = 0.1
+    """Of prefill, on the engines' average."""
     transfer_ms_per_token: float | None = None
     """Set when another engine does the prefill: what the prompt's uncached tokens then cost here."""
+    is_continuation: bool = False
+    """Whether the cached prefix is this conversation's own."""
     near_ms: float = 1.0
     near_ratio: float = 0.02
 
@@ -48,7 +57,8 @@ class Need(NamedTuple):
 class Policy(Protocol):
     """Chooses among engines that may take the request; there is always at least one.
 
-    `overlaps[i]` is how many prompt tokens the index expects cached on `loads[i]`; `draw` is from [0, 1).
+    `overlaps[i]` is how many prompt tokens the index expects cached on `loads[i]`, never all of them; `draw` is from
+    [0, 1).
     """
 
     @property

@@ -35,17 +35,14 @@ class ExpectedBlocks:
         stride = 1
         while stride * _MAX_POINTS < num_blocks:
             stride <<= 1
-        young = self._young
+        young, data, bytes_of = self._young, blocks.data, blocks.stride_bytes
         depth = num_held // stride * stride
-        if depth:
-            state = blocks.extend(None, 0, depth)
-        else:
-            state = None
-            if num_blocks and stride > 1:
-                block = blocks.extend(None, 0, 1).intdigest()
-                young[block] = young.get(block, 0) | bit
+        if depth == 0 and stride > 1:
+            block = blocks.start(1).intdigest()
+            young[block] = young.get(block, 0) | bit
+        state = blocks.start(depth)
         while (further := depth + stride) <= num_blocks:
-            state = blocks.extend(state, depth, stride)
+            state.update(data[depth * bytes_of : further * bytes_of])
             block = state.intdigest()
             young[block] = young.get(block, 0) | bit
             depth = further

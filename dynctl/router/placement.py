@@ -15,8 +15,9 @@ from dynctl.router.choosing import Load, Need, Policy
 from dynctl.router.config import Settings
 from dynctl.router.decisions import Decision
 from dynctl.router.fallback import RoutingBreaker
+from dynctl.router.forks import Forks
 from dynctl.router.policies.least_loaded import POLICY as PLAIN
-from dynctl.router.prefix_index import PrefixIndex
+from dynctl.router.prefix_index import PrefixIndex, Tier
 from dynctl.router.prompt import Prompt
 from dynctl.router.transfer_cost import (
     Links,
@@ -114,6 +115,7 @@ class Placement:
         self._settings = settings
         self._rng = rng
         self._num_decisions = 0
+        self._forks = Forks()
 
     def place(self, order: Order, now_s: float) -> Placed | Unplaced:
         """Choose and book all engines a request needs."""
@@ -267,13 +269,15 @@ class Placement:
             self._num_decisions,
             now_s,
             table.recent_unit(now_s),
+            table.tally.prefill.slope,
             settings.transfer_ms_per_token if leg == "decode" else None,
+            bool(prompt.is_continuation),
             settings.near_ms,
             settings.near_ratio,
         )
         self._num_decisions += 1
         loads = [worker.cached_load or worker.load() for worker in workers]
-        policy, overlaps, position, draw = self._choose(prompt, view, workers, need, loads)
+        policy, need, overlaps, position, draw = self._choose(prompt, view, workers, need, loads)
         decision = Decision(
             order.request_id,
             leg,
@@ -290,22 +294,24 @@ class Placement:
 
     def _choose(
         self, prompt: Prompt, view: View, workers: Sequence[Worker], need: Need, loads: list[Load]
-    ) -> tuple[Policy, list[int], int, float]:
+    ) -> tuple[Policy, Need, list[int], int, float]:
         """Ask the policy; where it raises, or did so often lately, the plain rule decides: requests never fail by routing."""
         policy, draw, breaker = self.policy, self._rng.random(), self.breaker
         if not breaker.is_open(need.now_s):
             try:
                 overlaps = self._overlaps(prompt, view, workers)
+                if prompt.is_continuation:
+                    need = need._replace(is_continuation=True)
                 position = policy.choose(need, loads, overlaps, draw)
             except Exception:  # whatever a policy or the index does wrong
                 log.exception("routing failed; the least loaded engine is taken")
                 breaker.record(need.now_s, is_failure=True)
             else:
                 breaker.record(need.now_s, is_failure=False)
-                return policy, overlaps, position, draw
+                return policy, need, overlaps, position, draw
         overlaps = [0] * len(loads)
         plain: Policy = PLAIN
-        return plain, overlaps, plain.choose(need, loads, overlaps, draw), draw
+        return plain, need, overlaps, plain.choose(need, loads, overlaps, draw), draw
 
     def _book(self, order: Order, pick: _Pick) -> tuple[Booking, Decision]:
         decision, worker, prompt = pick.decision, pick.worker, order.prompt
@@ -330,10 +336,16 @@ class Placement:
                 blocks = prompt.blocks(size)
                 assert blocks is not None
                 tiers = self.index.tiers(blocks, prompt.num_cacheable(size))
-                for depth, bits in tiers:
+                tiers.sort()
+                self._note_fork(prompt, tiers)
+                for depth, bits, _ in tiers:
                     tokens = depth * size
                     for position in view.positions_of(bits, size, self.index):
-                        overlaps[position] = max(overlaps[position], tokens)
+                        overlaps[position] = tokens
         if workers is view.workers:
             return overlaps
         return [overlaps[view.positions[worker.id]] for worker in workers]
+
+    def _note_fork(self, prompt: Prompt, tiers: Sequence[Tier]) -> None:
+        if prompt.is_continuation is None:
+            prompt.is_continuation = bool(tiers) and not self._forks.is_fork(tiers[-1].block)

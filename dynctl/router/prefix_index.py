@@ -41,6 +41,8 @@ class Tier(NamedTuple):
     depth: int
     """Blocks."""
     bits: int
+    block: int
+    """Hash of the last block held."""
 
 
 @dataclass(slots=True)
@@ -190,28 +192,37 @@ class PrefixIndex:
         out: list[Tier] = []
         if num_blocks < 1:
             return out
-        first = blocks.extend(None, 0, 1)
-        bits = self._mask_of(first.intdigest()) & self._live
+        young, mask_of, data, stride = self._young, self._mask_of, blocks.data, blocks.stride_bytes
+        first = blocks.start(1)
+        bits = mask_of(first.intdigest()) & self._live
         if not bits:
             return out
         # (depth held, next step, by whom, hash state at that depth); depth 0 stands for the sure depth 1.
         todo: list[tuple[int, int, int, PrefixState | None]] = [
             (0, 1 << (num_blocks.bit_length() - 1), bits, None)
         ]
+        expects = len(self._expected) > 0
         while todo:
             depth, step, bits, state = todo.pop()
             while step:
                 further = depth + step
                 if further <= num_blocks:
-                    known = first if further == 1 else blocks.extend(state, depth, step)
-                    deep = bits & self._mask_of(known.intdigest())
-                    if deep:
+                    if state is None:
+                        known = blocks.start(further)
+                    else:
+                        known = state.copy()
+                        known.update(data[depth * stride : further * stride])
+                    block = known.intdigest()
+                    mask = young[block & _SHARD_BITS].get(block)
+                    if mask is None or expects:
+                        mask = mask_of(block)
+                    if deep := bits & mask:
                         if shallow := bits ^ deep:
                             todo.append((depth, step >> 1, shallow, state))
                         depth, bits, state = further, deep, known
                 step >>= 1
             # Depth 1 was seen, unless the blocks there are forgotten here while deeper ones are not.
-            out.append(Tier(max(depth, 1), bits))
+            out.append(Tier(max(depth, 1), bits, (state or first).intdigest()))
         return out
 
     def _mask_of(self, block: int) -> int:
@@ -227,7 +238,7 @@ class PrefixIndex:
     def match(self, blocks: PromptBlocks, num_blocks: int | None = None) -> dict[str, int]:
         """Return each engine's longest unbroken prefix in blocks, the best of its ranks; engines with none are left out."""
         depths: dict[str, int] = {}
-        for depth, bits in self.tiers(
+        for depth, bits, _ in self.tiers(
             blocks, blocks.num_blocks if num_blocks is None else num_blocks
         ):
             for engine_id in self.engines_of(bits):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dynctl.core.deployment import EngineInfo, EngineState
-from dynctl.router.choosing import Load
+from dynctl.router.choosing import WATERMARK, Load
 from dynctl.router.config import Settings
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.rates import Line, OutputLengths
@@ -136,18 +136,19 @@ class Worker:
 
     def load(self) -> Load:
         """Its facts for a policy; kept in `cached_load` until one changes."""
-        prefill = self.prefill
+        prefill, capacity = self.prefill, self.capacity_tokens
         self.cached_load = load = Load(
             self.id,
             max(prefill.slope, _MIN_MS_PER_TOKEN),
             prefill.base,
             self.free_at_s,
-            self.itl.slope,
+            self.itl.slope * self.active_requests,
+            self.recent,
+            WATERMARK * capacity - self.active_tokens if capacity else math.inf,
+            capacity,
             self.active_requests,
             self.active_tokens,
             self.pending_prefill_tokens,
-            self.capacity_tokens,
-            self.recent,
         )
         return load
 

@@ -27,9 +27,21 @@ def info(name, role="aggregated", state=EngineState.READY, **facts):
     return EngineInfo(name, f"{name}.1", state, role, "d", "sim", "m", **(defaults | facts))
 
 
-def load(name, active=0, pending=0, recent=1.0):
+def load(name, active=0, pending=0, recent=1.0, tokens=0):
     """An engine that prefills 10,000 tokens a second."""
-    return Load(name, 0.1, 5.0, pending * 1e-4, 0.1, active, 0, pending, 100_000, recent)
+    return Load(
+        engine=name,
+        prefill_ms_per_token=0.1,
+        prefill_base_ms=5.0,
+        free_at_s=pending * 1e-4,
+        decode_ms_per_token=0.1 * active,
+        recent=recent,
+        room_tokens=70_000.0 - tokens,
+        capacity_tokens=100_000,
+        active_requests=active,
+        active_tokens=tokens,
+        pending_prefill_tokens=pending,
+    )
 
 
 LOADS = st.lists(
@@ -52,7 +64,7 @@ LOADS = st.lists(
 @settings(max_examples=60, deadline=None)
 def test_a_choice_is_a_candidate_and_repeatable(name, loads, ordinal, draw, prompt, data):
     policy = load_policy(name)
-    overlaps = [data.draw(st.integers(0, prompt)) for _ in loads]
+    overlaps = [data.draw(st.integers(0, prompt - 1)) for _ in loads]
     need = Need(prompt, 100, ordinal)
 
     first = policy.choose(need, loads, overlaps, draw)
@@ -70,7 +82,7 @@ def cost(prompt=5000, overlap=0, other=None, **facts):
 
 
 @given(
-    st.integers(0, 5000),
+    st.integers(0, 4999),
     st.integers(0, 50),
     st.integers(0, 20_000),
     st.floats(0, 50),
@@ -90,7 +102,7 @@ def test_kv_costs_grow_with_each_burden(overlap, active, pending, recent, more):
 @settings(max_examples=100, deadline=None)
 def test_kv_chooses_the_lowest_sum_of_the_terms_it_shows(loads, prompt, data):
     policy = load_policy("kv")
-    overlaps = [data.draw(st.integers(0, prompt)) for _ in loads]
+    overlaps = [data.draw(st.integers(0, prompt - 1)) for _ in loads]
     need = Need(prompt, 100, 0, near_ms=0.0, near_ratio=0.0)
 
     position = policy.choose(need, loads, overlaps, 0.5)
@@ -124,7 +136,7 @@ def test_kv_lets_a_cached_prefix_yield_to_an_unfair_share():
 
 def test_kv_memory_pressure_rises_smoothly_from_the_watermark():
     def memory(tokens):
-        loads = [load("e")._replace(active_tokens=tokens)]
+        loads = [load("e", tokens=tokens)]
         return load_policy("kv").terms(Need(1000, 1, 0), loads, [0])[0][3]
 
     costs = [memory(tokens) for tokens in range(0, 110_000, 5000)]
@@ -289,8 +301,11 @@ def test_a_burst_with_one_prefix_spreads_only_as_load_asks():
 
     assert second.overlap_tokens >= 1700
     assert second.main.worker is first.main.worker
-    used = {placement.place(order([*shared, 3 + i]), 0.0).main.worker.id for i in range(40)}
-    assert len(used) == 4
+    counts = dict.fromkeys(("e0", "e1", "e2", "e3"), 0)
+    for i in range(200):
+        placed = placement.place(order([*shared, 3 + i]), 0.5 + i * 0.005)
+        counts[placed.main.worker.id] += 1
+    assert max(counts.values()) <= 1.5 * 200 / 4
 
 
 def test_a_policy_that_fails_never_fails_a_request_and_is_tried_again():

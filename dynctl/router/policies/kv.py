@@ -7,10 +7,7 @@ chance. What an idle engine is sent this way it has cached from then on, so hot 
 
 from collections.abc import Sequence
 
-from dynctl.router.choosing import Load, Need, drawn
-
-WATERMARK = 0.7
-"""Share of KV memory in use from which an engine gets dearer. Source: operating practice, requirement 55."""
+from dynctl.router.choosing import WATERMARK, Load, Need, drawn
 
 _FULL_MS = 2000.0
 """What an engine with full KV memory costs more: about a preemption and its recompute. A guess."""
@@ -18,8 +15,8 @@ _FULL_MS = 2000.0
 _SHARE = 1.0
 """What one fair share above the fair share costs, in prefills of this prompt. Tuned: benchmarks/balance.py."""
 
-_SHARE_FREE = 0.05
-"""Excess that costs nothing."""
+_SHARE_CONTINUED = 0.25
+"""The same for a conversation under way: moving it costs its history and balances little, a start does the opposite."""
 
 _SHARE_PRIOR = 2.0
 """Requests each engine is taken to have had before the first one: a handful says nothing about shares."""
@@ -46,70 +43,74 @@ class _Kv:
         self, need: Need, loads: Sequence[Load], overlaps: Sequence[int]
     ) -> list[tuple[float, ...]]:
         """Say what makes up each candidate's cost."""
-        fair, share_ms = _fairness(need, loads)
-        return [
-            _terms(need, load, overlap, fair, share_ms)
-            for load, overlap in zip(loads, overlaps, strict=True)
-        ]
+        return _all_terms(need, loads, overlaps)
 
 
 def _fairness(need: Need, loads: Sequence[Load]) -> tuple[float, float]:
     """Recent requests up to which a share costs nothing, and milliseconds for each one above."""
-    prior = _SHARE_PRIOR * need.recent_unit
     mean = sum([load.recent for load in loads]) / len(loads)
-    rate = sum([load.prefill_ms_per_token for load in loads]) / len(loads)
-    free = mean + _SHARE_FREE * (mean + prior)
-    return free, _SHARE * need.prompt_tokens * rate / (mean + prior)
+    share = _SHARE_CONTINUED if need.is_continuation else _SHARE
+    prefill_ms = need.prompt_tokens * need.ms_per_token
+    return mean, share * prefill_ms / (mean + _SHARE_PRIOR * need.recent_unit)
 
 
 def _costs(need: Need, loads: Sequence[Load], overlaps: Sequence[int]) -> list[float]:
-    """Sums of `_terms`, in one pass: this is where a decision's time goes."""
+    """Sums of `_terms`, in one expression: this is where a decision's time goes."""
     fair, share_ms = _fairness(need, loads)
-    prompt, output, now_s, transfer_ms = (
-        need.prompt_tokens,
-        need.output_tokens,
-        need.now_s,
-        need.transfer_ms_per_token,
-    )
-    costs = []
-    for load, overlap in zip(loads, overlaps, strict=True):
-        _, rate, base_ms, free_at_s, slope_ms, active, tokens, _, capacity, recent = load
-        uncached = prompt - overlap if overlap < prompt else 1
-        if transfer_ms is None:
-            cost = base_ms + uncached * rate
-            if free_at_s > now_s:
-                cost += (free_at_s - now_s) * 1e3
-        else:
-            cost = uncached * transfer_ms
-        cost += output * slope_ms * active
-        if tokens + prompt > WATERMARK * capacity and capacity:
-            cost += _memory_ms(tokens + prompt, capacity)
-        if recent > fair:
-            cost += (recent - fair) * share_ms
-        costs.append(cost)
-    return costs
+    prompt, output, now_s, transfer_ms = need[0], need[1], need.now_s, need.transfer_ms_per_token
+    if transfer_ms is not None:
+        return [sum(term) for term in _all_terms(need, loads, overlaps)]
+    return [
+        base_ms
+        + (prompt - overlap) * rate
+        + ((free_at_s - now_s) * 1e3 if free_at_s > now_s else 0.0)
+        + output * decode_ms
+        + (_memory_ms(prompt - room, capacity) if prompt > room else 0.0)
+        + ((recent - fair) * share_ms if recent > fair else 0.0)
+        for (
+            _,
+            rate,
+            base_ms,
+            free_at_s,
+            decode_ms,
+            recent,
+            room,
+            capacity,
+            _,
+            _,
+            _,
+        ), overlap in zip(loads, overlaps, strict=True)
+    ]
 
 
-def _terms(
-    need: Need, load: Load, overlap: int, fair: float, share_ms: float
-) -> tuple[float, float, float, float, float]:
-    prompt = need.prompt_tokens
-    uncached = prompt - overlap if overlap < prompt else 1
-    if need.transfer_ms_per_token is None:
-        prefill_ms = load.prefill_base_ms + uncached * load.prefill_ms_per_token
-        queue_ms = max(load.free_at_s - need.now_s, 0.0) * 1e3
-    else:
-        prefill_ms, queue_ms = uncached * need.transfer_ms_per_token, 0.0
-    decode_ms = need.output_tokens * load.itl_slope_ms * load.active_requests
-    memory_ms, tokens = 0.0, load.active_tokens + prompt
-    if load.capacity_tokens and tokens > WATERMARK * load.capacity_tokens:
-        memory_ms = _memory_ms(tokens, load.capacity_tokens)
-    return prefill_ms, queue_ms, decode_ms, memory_ms, max(load.recent - fair, 0.0) * share_ms
+def _all_terms(
+    need: Need, loads: Sequence[Load], overlaps: Sequence[int]
+) -> list[tuple[float, ...]]:
+    fair, share_ms = _fairness(need, loads)
+    return [
+        (
+            *_prefill_terms(need, load, overlap),
+            need.output_tokens * load.decode_ms_per_token,
+            _memory_ms(need.prompt_tokens - load.room_tokens, load.capacity_tokens),
+            max(load.recent - fair, 0.0) * share_ms,
+        )
+        for load, overlap in zip(loads, overlaps, strict=True)
+    ]
 
 
-def _memory_ms(tokens: int, capacity: int) -> float:
+def _prefill_terms(need: Need, load: Load, overlap: int) -> tuple[float, float]:
+    uncached = need.prompt_tokens - overlap
+    if need.transfer_ms_per_token is not None:
+        return uncached * need.transfer_ms_per_token, 0.0
+    queue_ms = max(load.free_at_s - need.now_s, 0.0) * 1e3
+    return load.prefill_base_ms + uncached * load.prefill_ms_per_token, queue_ms
+
+
+def _memory_ms(excess_tokens: float, capacity: int) -> float:
     """Grow smoothly from the watermark to beyond full."""
-    used = (tokens / capacity - WATERMARK) / (1.0 - WATERMARK)
+    if excess_tokens <= 0.0:
+        return 0.0
+    used = excess_tokens / capacity / (1.0 - WATERMARK)
     return float(_FULL_MS * min(used, 2.0) ** 2)
 
 
