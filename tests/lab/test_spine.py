@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -133,17 +134,23 @@ def test_every_unit_is_ready_and_runs_as_ops_in_its_own_scope(spine: Spine) -> N
 
 def test_a_second_up_changes_nothing_and_says_so_soon(spine: Spine) -> None:
     before = {name: unit["incarnation"] for name, unit in spine.cluster.units().items()}
-    fastest_s = 99.0
+    fastest_s, least_cpu_s = 99.0, 99.0
     # The best of some: other work on the machine may slow any one of them.
-    for _ in range(8):
-        started_s = time.monotonic()
+    for _ in range(6):
+        started_s, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         done = spine.lab.dynctl("up", "--yes")
         fastest_s = min(fastest_s, time.monotonic() - started_s)
+        now = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_s = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+        least_cpu_s = min(least_cpu_s, cpu_s)
         assert done.returncode == 0, done.stderr
         assert "no changes" in done.stdout + done.stderr
         if fastest_s < 2.0:
             break
-    assert fastest_s < 2.0
+    assert least_cpu_s < 1.5
+    # Elapsed time says nothing on a machine whose cores are taken.
+    if os.getloadavg()[0] < (os.cpu_count() or 1):
+        assert fastest_s < 2.0
     assert {name: u["incarnation"] for name, u in spine.cluster.units().items()} == before
 
 
@@ -199,10 +206,12 @@ def test_the_openai_client_sees_openai_errors(spine: Spine) -> None:
 
 def test_prefill_hands_over_to_decode(spine: Spine) -> None:
     before = spine.cluster.metric("chat-prefill-0", "vllm:prompt_tokens_total")
+    # Long enough that moving its KV is cheaper than computing it where it is decoded.
     with spine.lab.inside(), spine.client() as client:
-        client.completions.create(model="sim-model", prompt="A fresh prompt. " * 40, max_tokens=4)
-    legs = {d["leg"]: d for d in spine.cluster.decisions("chat", 2)}
-    assert sorted(legs) == ["decode", "prefill"]
+        client.completions.create(model="sim-model", prompt="A fresh prompt. " * 400, max_tokens=4)
+    newest = spine.cluster.decisions("chat", 2)
+    legs = {d["leg"]: d for d in newest if d["request_id"] == newest[0]["request_id"]}
+    assert sorted(legs) == ["decode", "prefill"], newest
     assert legs["prefill"]["engine"] == "chat-prefill-0"
     assert legs["decode"]["engine"].startswith("chat-decode-")
     assert spine.cluster.metric("chat-prefill-0", "vllm:prompt_tokens_total") > before
