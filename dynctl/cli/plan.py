@@ -60,6 +60,14 @@ def command(
         Path | None,
         typer.Option("--python-topology", help="Run this Python file instead of the inventory."),
     ] = None,
+    captures: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="[NAME=]PATH",
+            help="Plan from what dynctl discover --script printed, without reaching the hosts.",
+        ),
+    ] = None,
     detailed_exitcode: Annotated[
         bool,
         typer.Option(
@@ -84,7 +92,7 @@ def command(
     else:
         wanted = load(inventory, local=local)
     traces = planning.read_traces(trace or [], wanted)
-    case = planning.with_workloads(wait_for(_survey(wanted)), traces)
+    case = planning.with_workloads(wait_for(_survey(wanted, captures or [])), traces)
     if what_if is not None:
         _compare(what_if, case, advanced=advanced, output=output)
         return
@@ -182,12 +190,17 @@ def _flags(inventory: Path, *, local: bool) -> str:
     return "" if inventory == DEFAULT_INVENTORY else f" -i {inventory}"
 
 
-async def _survey(wanted: Inventory) -> "Case":
+async def _survey(wanted: Inventory, captures: list[str]) -> "Case":
     from dynctl.cli.up import ask_about_keys
     from dynctl.discovery.survey import survey
     from dynctl.planner.whatif import Case
     from dynctl.remote.fleet import open_fleet
 
+    if captures:
+        from dynctl.discovery.offline import read_files, survey_files
+
+        found = await survey_files(wanted, read_files(captures))
+        return Case(found.topology, found.inventory, found.models)
     async with open_fleet(wanted.hosts, wanted.ssh, ask_about_keys) as fleet:
         found = await survey(wanted, fleet)
         return Case(found.topology, found.inventory, found.models)

@@ -39,6 +39,8 @@ class Completed:
     stdout: bytes
     stderr: bytes
     elapsed_s: float = 0.0
+    noise: bytes = b""
+    """The beginning of what a login shell printed before the command ran; no part of its output."""
 
     @property
     def is_ok(self) -> bool:

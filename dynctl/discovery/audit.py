@@ -16,6 +16,7 @@ from dynctl.core.audit import (
     KernelSettings,
     Listener,
     ModelFiles,
+    NixlLoad,
     Reach,
     TaggedProcess,
 )
@@ -39,6 +40,8 @@ class AuditWish:
     python: str | None = None
     models: tuple[str, ...] = ()
     """Model and tokenizer directories."""
+    engine_pythons: tuple[str, ...] = ()
+    """Interpreters of engines, as the inventory names them."""
     reaches: tuple[Reach, ...] = ()
     """Connections to try; their outcomes are not read."""
 
@@ -80,6 +83,7 @@ def read(probes: Mapping[str, Probe], parts: Mapping[str, Completed]) -> HostAud
         certificates=_all(facts, "certificates", Certificate),
         models=_all(facts, "models", ModelFiles),
         reaches=_all(facts, "reach", Reach),
+        nixl=_all(facts, "nixl", NixlLoad),
         failures=tuple(failures),
     )
 
@@ -94,6 +98,7 @@ def _environment(wish: AuditWish) -> dict[str, str]:
     wanted = {
         "DYNCTL_ROOT": wish.root,
         "DYNCTL_PYTHON": wish.python,
+        "DYNCTL_ENGINE_PYTHONS": "\n".join(wish.engine_pythons),
         "DYNCTL_MODELS": "\n".join(path for path in wish.models if "\n" not in path),
         "DYNCTL_REACH": "\n".join(
             "\t".join((r.target, r.host_name, r.address, str(r.port))) for r in wish.reaches

@@ -92,6 +92,10 @@ async def probe_host(
     found.identity = getattr(remote, "identity", None)
     if clock := clock_of(parts.get("clock"), sent, received):
         found.facts["clock"] = clock
+    if noise := (done.noise + parts["login"].stdout).strip():
+        found.login_noise = (
+            clean(noise[:4096].decode("utf-8", "replace"), 80) or "control characters"
+        )
     return found
 
 

@@ -348,6 +348,8 @@ class HostFacts:
     """Probe name to the kind of its failure, where it has one: `driver_library_mismatch`, `gpu_lost`, `timeout`, …"""
     identity: str | None = None
     """Fingerprint of the host key: tells clones with equal machine ids apart."""
+    login_noise: str | None = None
+    """What the login shell printed before our script could."""
     notes: list[str] = field(default_factory=list)
     """What a reader of captures has to be told: cut, of unknown kind."""
     is_capture: bool = False

@@ -58,15 +58,15 @@ def _read(path: Path) -> bytes:
     return content
 
 
-async def survey_files(inventory: Inventory, paths: Sequence[str]) -> Survey:
+async def survey_files(inventory: Inventory, captures: Sequence[Capture]) -> Survey:
     """All that a plan is made from, out of files alone: hosts without a capture are failures.
 
     Models' config.json come from the script's output, else from the same path on this machine.
 
     Raises:
-        DynctlError: when a file cannot be read, or a model's shape is nowhere.
+        DynctlError: when a capture cannot be read, or a model's shape is nowhere.
     """
-    topology, facts = read_captures(read_files(paths), inventory.hosts)
+    topology, facts = read_captures(captures, inventory.hosts)
     missing = [
         HostFailure(e.name, "no capture of this host was given", "run dynctl discover --script there", 4)
         for e in inventory.hosts

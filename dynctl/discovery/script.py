@@ -108,9 +108,9 @@ def quote(script: str) -> str:
 
 
 def split(done: Completed, mark: str) -> dict[str, Completed]:
-    """Cut the output into one result per probe; what login shells print around it is dropped.
+    """Cut the output into one result per probe.
 
-    The host's clock at begin and end is the part `clock`.
+    What a login shell printed before is the part `login`, the host's clock at begin and end the part `clock`.
 
     Raises:
         ProbeError: when the script ended before its last mark.
@@ -122,7 +122,7 @@ def split(done: Completed, mark: str) -> dict[str, Completed]:
         raise ProbeError(
             f"the probe script ended early (status {done.exit_status}): {said.strip() or 'no output'}"
         )
-    found: dict[str, Completed] = {}
+    found = {"login": Completed(done.command, 0, pieces[0], b"")}
     for piece in pieces[1:-1]:
         head, _, body = piece.partition(b"\n")
         words = head.decode("ascii", "replace").split()

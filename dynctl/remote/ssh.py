@@ -31,6 +31,7 @@ MAX_CHANNELS = 8
 _CHUNK_BYTES = 256 * 1024
 _SLOWEST_BYTES_S = 100 * 1024
 _SOCKET_TIMEOUT_S = 10.0
+_MAX_NOISE_BYTES = 4096
 _CLOSE_TIMEOUT_S = 2.0
 _SESSION_RETRY_S = 0.1
 _MAX_SESSION_TRIES = 20
@@ -241,6 +242,7 @@ class SshRemote:
             marked.content,
             stderr.content if stderr.has_begun else err,
             time.monotonic() - started_s,
+            marked.noise[:_MAX_NOISE_BYTES],
         )
 
     async def _exchange(

@@ -8,8 +8,8 @@ from dynctl.discovery.facts import NetworkFacts
 from dynctl.discovery.probe import Probe, text_of
 
 _SCRIPT = r"""
-ip -4 route show table main 2>/dev/null | sed 's/^/route /'
-ip -6 route show table main 2>/dev/null | sed 's/^/route /'
+ip -4 route show table main 2>/dev/null
+ip -6 route show table main 2>/dev/null
 for bond in /proc/net/bonding/*; do
   [ -e "$bond" ] || continue
   echo "bond ${bond##*/}"
@@ -18,7 +18,7 @@ done
 grep -Hs ' 0A ' /proc/net/tcp /proc/net/tcp6
 exit 0
 """
-_ROUTE = re.compile(r"route (?:unicast )?(default|[0-9a-fA-F.:]{2,45}(?:/\d{1,3})?) (.{0,400})")
+_ROUTE = re.compile(r"(?:unicast )?(default|[0-9a-fA-F.:]{2,45}(?:/\d{1,3})?) (.{0,400})")
 _WORD = re.compile(r"\b(dev|via|src|metric)\s+(\S{1,64})")
 _LISTEN = re.compile(
     r"/proc/net/tcp6?:\s*\d+: [0-9A-F]{8,32}:([0-9A-F]{4}) [0-9A-F]{8,32}:0000 0A "

@@ -43,10 +43,13 @@ while [ -n "$dir" ] && [ ! -d "$dir" ]; do case $dir in */*) dir=${dir%/*} ;; *)
 put disk "$(df -Pk "${dir:-/}" 2>/dev/null | tail -n 1)"
 libc=$(getconf GNU_LIBC_VERSION 2>/dev/null) || libc=$(ldd --version 2>&1 | head -n 2 | tr '\n' ' ')
 put libc "$libc"
-seen=
+seen= usable=
+# The first one that dynctl can use ends the search: starting interpreters is most of what this script costs.
 python() {
+  [ -n "$usable" ] && return
   case $1 in */*) [ -x "$1" ] || return ;; *) command -v "$1" >/dev/null 2>&1 || return ;; esac
-  facts=$("$1" -IS -c 'import os,sys; print(os.path.realpath(sys.executable), sys.executable, ".".join(map(str, sys.version_info[:3])), sys.implementation.name, sep="\t")' 2>/dev/null) || return
+  facts=$("$1" -IS -c 'import os,sys; print(os.path.realpath(sys.executable), sys.executable, ".".join(map(str, sys.version_info[:3])), sys.implementation.name, sep="\t"); sys.exit(0 if sys.version_info >= (3, 11) and sys.implementation.name == "cpython" else 3)' 2>/dev/null)
+  case $? in 0) usable=1 ;; 3) ;; *) return ;; esac
   real=${facts%%	*}
   case $seen in *"|$real|"*) return ;; esac
   seen="$seen|$real|"

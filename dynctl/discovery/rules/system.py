@@ -40,6 +40,15 @@ def programs(case: Case) -> Found:
             yield "engine-python", f"{engine.python} does not run: {engine.error}"
 
 
+def login(case: Case) -> Found:
+    """A login shell that talks to programs."""
+    if case.found.login_noise is not None:
+        yield (
+            "login-noisy",
+            f"the login shell prints before commands run ({case.found.login_noise!r}): harmless here, but it breaks scp and kin; let rc files print at terminals only",
+        )
+
+
 def limits(case: Case) -> Found:
     """What the host gives less of than it has."""
     host = case.host
@@ -92,4 +101,4 @@ def _is_public(text: str) -> bool:
         return False
 
 
-RULES: tuple[Rule, ...] = (programs, limits, addresses)
+RULES: tuple[Rule, ...] = (login, programs, limits, addresses)
