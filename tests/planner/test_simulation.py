@@ -1,0 +1,183 @@
+"""Replays in virtual time: same input same report, policies matter where prefixes do, prefill hands over to decode."""
+
+import pytest
+
+from dynctl.core.plan import Role
+from dynctl.core.workload import Slo, Workload
+from dynctl.errors import PlanError
+from dynctl.planner.prompts import Prompts, make_trace
+from dynctl.planner.search import make_plan
+from dynctl.planner.simulate import SimSetting, simulate
+from dynctl.planner.trace import Call, Trace
+from dynctl.planner.virtual import VirtualEngineSpec
+from dynctl.planner.virtual_plan import step_costs, virtual_deployment
+from dynctl.router.config import make_settings
+from dynctl.sim.scheduler import StepCosts
+
+COSTS = StepCosts()
+
+
+def engines(num, role=Role.AGGREGATED, prefix="e", **change):
+    facts = {"num_blocks": 4096, **change}
+    return [VirtualEngineSpec(f"{prefix}{i}", role, COSTS, **facts) for i in range(num)]
+
+
+def chats(num, turns, gap_s=0.5):
+    """Prompts that grow turn by turn; a turn comes long after the one before."""
+    calls = [
+        Call(
+            (turn * num + chat) * gap_s,
+            (20 + turn * 10) * 16 + 5,
+            20,
+            tuple(chat * 1000 + i for i in range(20 + turn * 10)),
+        )
+        for turn in range(turns)
+        for chat in range(num)
+    ]
+    return Trace(tuple(calls), 16, "chats")
+
+
+def test_the_same_seed_gives_the_same_report_and_another_one_another():
+    trace = make_trace(Workload(256, 16, 20, 0.5), 150, 1)
+
+    one, same, other = (
+        simulate(trace, engines(3), SimSetting("random", seed), Slo(500, 30)) for seed in (1, 1, 2)
+    )
+
+    assert one == same
+    assert one != other
+
+
+def test_one_idle_engine_takes_as_long_as_its_steps():
+    trace = Trace((Call(0.0, 1000, 11),), 16)
+
+    told = simulate(trace, engines(1), SimSetting(sending_s=0.0), Slo())
+
+    prefill_ms = 1000 * 0.1 + 2.0
+    assert told.ttft_ms.p50 == pytest.approx(prefill_ms + 1.0, abs=0.1)
+    assert told.itl_ms.p50 == pytest.approx(10.05, abs=0.01)
+    assert told.num_failed == 0
+
+
+def test_prefixes_are_found_and_a_policy_without_them_finds_fewer():
+    trace = chats(9, 5)
+
+    kv = simulate(trace, engines(3), SimSetting("kv"), Slo())
+    turns = simulate(trace, engines(3), SimSetting("random"), Slo())
+
+    assert kv.hit_ratio > 0.6
+    assert kv.hit_ratio > turns.hit_ratio + 0.15
+    assert kv.ttft_ms.mean < turns.ttft_ms.mean
+
+
+def test_prefill_engines_compute_prompts_and_decode_engines_say_the_rest():
+    trace = make_trace(Workload(512, 32, 8), 60, 3)
+    both = [*engines(2, Role.PREFILL, "p"), *engines(2, Role.DECODE, "d")]
+
+    told = simulate(trace, both, SimSetting("kv"), Slo())
+
+    loads = {load.id: load for load in told.engines}
+    assert told.num_failed == 0
+    assert loads["p0"].num_output_tokens + loads["p1"].num_output_tokens == 60
+    assert loads["d0"].num_output_tokens + loads["d1"].num_output_tokens > 60 * 20
+    assert told.itl_ms.p99 < 15
+
+
+def test_a_slow_link_delays_first_tokens():
+    trace = make_trace(Workload(512, 8, 2), 20, 3)
+    both = [*engines(1, Role.PREFILL, "p"), *engines(1, Role.DECODE, "d")]
+
+    fast, slow = (
+        simulate(trace, both, SimSetting("kv", transfer_bytes_s=speed), Slo())
+        for speed in (1e11, 1e9)
+    )
+
+    # The router learns what a transfer takes and computes some prompts in place instead.
+    assert slow.ttft_ms.mean > fast.ttft_ms.mean + 10
+    assert slow.engines[1].num_prefill_tokens > fast.engines[1].num_prefill_tokens
+
+
+def test_more_load_means_later_tokens_and_a_full_line_loses_requests():
+    few, many = (
+        simulate(make_trace(Workload(512, 32, rate), 200, 1), engines(1), SimSetting("kv"), Slo())
+        for rate in (2, 12)
+    )
+    lost = simulate(
+        make_trace(Workload(512, 64, 200), 200, 1),
+        engines(1, max_num_seqs=2),
+        SimSetting("kv", settings=make_settings({"queue_timeout_s": 1.0})),
+        Slo(),
+    )
+
+    assert many.ttft_ms.p95 > few.ttft_ms.p95
+    assert lost.num_failed > 50
+
+
+def test_a_cache_that_is_too_small_preempts_or_waits_but_serves_all():
+    trace = make_trace(Workload(256, 64, 10), 100, 1)
+
+    told = simulate(trace, engines(1, num_blocks=120), SimSetting("kv"), Slo())
+
+    assert told.num_failed == 0
+    assert told.engines[0].peak_kv_ratio > 0.8
+
+
+def test_goodput_counts_requests_within_the_goals():
+    trace = make_trace(Workload(512, 32, 4), 60, 1)
+
+    def share(slo):
+        return simulate(trace, engines(1), SimSetting("kv"), slo).goodput_ratio
+
+    assert share(Slo(10_000, 1000)) == 1
+    assert share(Slo(1)) == 0
+    assert 0 < share(Slo(70)) < 1
+
+
+def test_equal_blocks_are_equal_tokens_and_the_rest_is_each_request_s_own():
+    prompts = Prompts(16)
+    one, two = (prompts.of(Call(0, 40, 1, (1, 2)), number) for number in (1, 2))
+
+    assert len(one) == len(two) == 40
+    assert one[:32] == two[:32]
+    assert one[32:] != two[32:]
+
+
+def test_a_plan_on_gpus_becomes_engines_with_its_pace(build):
+    work = Workload(2048, 128, 4.0)
+    wish = build.wish("llama-70b", workload=work, slo=Slo(3000, 100))
+    topology, inventory, models = build.cluster([build.host("a", 8)], wish)
+    plan = make_plan(topology, inventory, models)
+
+    made = virtual_deployment(plan.deployments[0], wish, models["chat"], topology)
+
+    assert {spec.id for spec in made.engines} == {r.id for _, _, r in plan.replicas()}
+    assert all(spec.num_blocks > 1000 for spec in made.engines)
+    told = simulate(make_trace(work, 60, 1), made.engines, SimSetting(), wish.slo)
+    assert told.num_failed == 0
+
+
+def test_steps_of_a_pace_cost_what_the_pace_says(build):
+    class Pace:
+        kv_bytes_per_token, is_moe, host_s, stages = 1, False, 0.0, 1
+
+        def prefill_s(self, new_tokens, past_tokens=0.0):
+            return 0.003 + new_tokens * 1e-4
+
+        def decode_s(self, sequences, context_tokens):
+            return 0.01 + sequences * 1e-4
+
+    costs = step_costs(Pace(), Workload(1000, 100))
+
+    assert costs.duration_s(1000, 1, 0) == pytest.approx(0.103)
+    assert costs.duration_s(0, 0, 10) == pytest.approx(0.011)
+
+
+def test_engines_of_unknown_speed_are_not_simulated(build):
+    from dynctl.core.inventory import EngineSpec
+
+    wish = build.wish(engine=EngineSpec("external", urls=("http://a:1",)))
+    topology, inventory, models = build.cluster([build.host("a")], wish)
+    plan = make_plan(topology, inventory, models)
+
+    with pytest.raises(PlanError, match="cannot be simulated"):
+        virtual_deployment(plan.deployments[0], wish, None, topology)
