@@ -46,8 +46,10 @@ async def gather(inventory: Inventory, names: Sequence[str], fleet: Fleet) -> Ev
         InventoryError: when plan.yaml is there and cannot be read.
     """
     entries = [entry for entry in inventory.hosts if entry.name in names]
-    pythons = [w.engine.python for w in inventory.deployments if w.engine.python]
-    topology = await discover(entries, fleet, engine_pythons=tuple(dict.fromkeys(pythons)))
+    pythons = tuple(
+        dict.fromkeys(w.engine.python for w in inventory.deployments if w.engine.python)
+    )
+    topology = await discover(entries, fleet, engine_pythons=pythons)
     topology = topology.with_links(read_book(inventory))
     reached = [host.name for host in topology.hosts]
     plan = read_plan(inventory)
@@ -57,7 +59,11 @@ async def gather(inventory: Inventory, names: Sequence[str], fleet: Fleet) -> Ev
     }
     wishes = {
         host.name: AuditWish(
-            roots[host.name], host.python, _models(inventory), _reaches(plan, host.name, reached)
+            root=roots[host.name],
+            python=host.python,
+            models=_models(inventory),
+            engine_pythons=pythons,
+            reaches=_reaches(plan, host.name, reached),
         )
         for host in topology.hosts
     }

@@ -98,6 +98,16 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
+class NixlLoad:
+    """What came of loading NIXL with its UCX plugin in an engine's interpreter."""
+
+    python: str
+    outcome: str
+    """`works`, `failed`, `timeout` or `killed by signal N`."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class HostAudit:
     """One host, looked at closely."""
 
@@ -108,5 +118,6 @@ class HostAudit:
     certificates: tuple[Certificate, ...] = ()
     models: tuple[ModelFiles, ...] = ()
     reaches: tuple[Reach, ...] = ()
+    nixl: tuple[NixlLoad, ...] = ()
     failures: tuple[tuple[str, str], ...] = ()
     """Questions that got no answer, with the cause."""

@@ -7,7 +7,10 @@ import sys
 
 from checkcases.build import (
     PYTHON,
+    audited,
+    eth,
     host,
+    nic,
     planned,
     software,
     status,
@@ -16,7 +19,7 @@ from checkcases.build import (
 )
 from checkcases.world import Case, World, says
 
-from dynctl.core.audit import HostAudit, ModelFiles
+from dynctl.core.audit import HostAudit, ModelFiles, NixlLoad
 from dynctl.core.deployment import EngineState
 from dynctl.core.machine import EngineSoftware
 from dynctl.core.units import GIB
@@ -102,7 +105,53 @@ def process_table(age):
     return World({"ps": f"echo ' {age}'\n" if age is not None else "exit 1\n"})
 
 
+BROKEN = "raise ImportError('libucp.so.0: cannot open shared object file')"
+WORKING = "nixl_agent_config = dict\nnixl_agent = lambda *a: None"
+
+
+def nixl(api):
+    """An interpreter whose NIXL is this."""
+    base = python(nixl="1.5.1")
+    return World(
+        files=base.files, before=f"{base.before}\ncat > site/nixl/_api.py <<'END'\n{api}\nEND"
+    )
+
+
+def fabrics(a, b):
+    return World({"ssh": f'case "$*" in *192.168.0.1*) echo {a} ;; *) echo {b} ;; esac\n'})
+
+
+FAILED = NixlLoad(PYTHON, "failed", "libucp.so.0: cannot open shared object file")
+OLD_PYTHON = software(
+    engines=(EngineSoftware(PYTHON, "3.11.9", (("vllm", "0.33.0"), ("nixl", "1.5.1"))),)
+)
+
 CASES = (
+    Case(
+        "nixl-broken",
+        audited(nixl=(FAILED,)),
+        audited(nixl=(NixlLoad(PYTHON, "works"), NixlLoad("/b", "timeout"))),
+        nixl(BROKEN),
+        nixl(WORKING),
+        "red",
+        "libucp",
+    ),
+    Case(
+        "python-differs",
+        planned(host(software=OLD_PYTHON)),
+        GOOD,
+        ssh("Python 3.11.9", "Python 3.12.3"),
+        ssh("Python 3.12.3", "Python 3.12.3"),
+        "warning",
+    ),
+    Case(
+        "transfer-fabric-differs",
+        planned(host(nics=(nic(kind="roce"), eth()))),
+        GOOD,
+        fabrics("Ethernet", "InfiniBand"),
+        fabrics("InfiniBand", "InfiniBand"),
+        "red",
+    ),
     Case("engine-python-missing", planned(host(software=BARE)), GOOD, World(), python(), "red"),
     Case(
         "engine-missing",
