@@ -85,6 +85,17 @@ class AgentClient:
         """Ask for the host's figures now."""
         return await self._call("GET", "/v1/sample", HostSnapshot, timeout_s=_SAMPLE_S)
 
+    async def ask_router(self, unit_id: str, target: str) -> bytes:
+        """GET a path of a router's admin socket, as `/decisions?limit=1`: its JSON."""
+        path = f"/v1/router/{quote(unit_id, safe='')}{target}"
+        try:
+            answer = await self._http.get(path, timeout=_SAMPLE_S)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+        if answer.status_code != 200:
+            raise _refused(answer.status_code, answer.content)
+        return answer.content
+
     async def drain(self, unit_id: str) -> AgentStatus:
         """Take a unit out of service and keep it down; returns at once."""
         return await self._call("POST", f"/v1/drain/{quote(unit_id, safe='')}", AgentStatus)

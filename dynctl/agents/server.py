@@ -10,13 +10,16 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from urllib.parse import parse_qs, unquote
 
+from dynctl.agents import ask
 from dynctl.agents.host.logs import LogFile
+from dynctl.agents.programs import RouterProgram
 from dynctl.agents.protocol import ApiError, HostSlice, ShutdownRequest, decode, encode
 from dynctl.agents.sampler import Sampler
 from dynctl.agents.supervisor import StaleError, Supervisor
 from dynctl.core.text import clean, is_name
-from dynctl.errors import DynctlError
+from dynctl.errors import DynctlError, RouterError
 from dynctl.http1.server import Exchange, serve
+from dynctl.http1.upstream import UpstreamError
 
 _log = logging.getLogger("dynctl.agent")
 
@@ -24,6 +27,8 @@ _HEARTBEAT_S = 2.0
 """Longest silence of the relay's table: its reader tells a dead agent from a quiet one."""
 _FOLLOW_S = 0.25
 _MAX_TAIL = 100_000
+_ROUTER_ANSWER_S = 10.0
+_OF_ROUTERS = ("decisions", "hits", "findings")
 _CLOSE_GRACE_S = 2.0
 _TEXT = b"text/plain; charset=utf-8"
 _LINES = b"application/x-ndjson"
@@ -89,8 +94,8 @@ class ControlServer:
                 return self._put_slice(exchange)
             case ("GET", ["v1", "sample"]):
                 return self._sample(exchange)
-            case ("GET", ["v1", "logs", unit_id]):
-                return self._logs(exchange, unit_id)
+            case ("GET", ["v1", ("logs" | "router"), unit_id, *rest]):
+                return self._read_unit(exchange, unit_id, rest)
             case ("POST", ["v1", ("drain" | "restart") as verb, unit_id]):
                 return self._change_unit(exchange, verb, unit_id)
             case ("POST", ["v1", "shutdown"]):
@@ -109,6 +114,30 @@ class ControlServer:
 
     async def _sample(self, exchange: Exchange) -> None:
         exchange.respond(200, encode(await self._sampler.sample()))
+
+    async def _read_unit(self, exchange: Exchange, unit_id: str, rest: list[str]) -> None:
+        if not rest and exchange.request.path.startswith("/v1/logs/"):
+            await self._logs(exchange, unit_id)
+        elif len(rest) == 1 and rest[0] in _OF_ROUTERS:
+            await self._ask_router(exchange, unit_id, rest[0])
+        else:
+            await _not_found(exchange, f"GET {clean(exchange.request.path)} is not known")
+
+    async def _ask_router(self, exchange: Exchange, unit_id: str, what: str) -> None:
+        unit = self._supervisor.units.get(unit_id)
+        if unit is None or unit.run is None or not isinstance(unit.program, RouterProgram):
+            await _not_found(exchange, f"no router {clean(unit_id)} runs on this host")
+            return
+        query = exchange.request.query.decode("ascii", "replace")
+        try:
+            answer = await ask.ask(
+                unit.run.at, "GET", f"/{what}?{query}", timeout_s=_ROUTER_ANSWER_S
+            )
+        except UpstreamError as error:
+            raise RouterError(f"{unit_id} does not answer: {error.message}") from error
+        if answer.status != 200:
+            raise RouterError(f"{unit_id} answered {answer.status} to /{what}")
+        exchange.respond(200, answer.body)
 
     async def _change_unit(self, exchange: Exchange, verb: str, unit_id: str) -> None:
         unit = self._supervisor.units.get(unit_id)

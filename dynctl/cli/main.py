@@ -30,6 +30,7 @@ COMMANDS = {
     "status": "Show what runs, and where.",
     "top": "Watch TTFT, ITL, KV hit rate, queues and GPUs live.",
     "bench": "Drive load against a deployment and report what it did.",
+    "explain": "Say why a request went where it went, and what else would have happened.",
     "logs": "Read the logs of engines, router and agents.",
     "down": "Drain and stop everything dynctl started.",
     "route": "Run a KV-aware router alone, in front of engines that already run.",

@@ -30,6 +30,8 @@ class Decision:
     position: int
     asked: Policy
     """The policy that chose; the plain rule where the configured one failed."""
+    shown_id: str = ""
+    """The request id the client reads."""
     route_key: str = ""
     costs: PathCosts | None = None
     """With pools: both ways to the KV, where they were compared."""
@@ -94,6 +96,7 @@ class Decision:
         predicted = self.predicted_ms(self.position)
         return {
             "request_id": self.request_id,
+            "shown_id": self.shown_id,
             "unix_s": self.unix_s,
             "leg": self.leg,
             "route_key": self.route_key,
@@ -150,6 +153,6 @@ class DecisionRing:
         for decision in reversed(self._ring):
             if len(found) == limit:
                 break
-            if request_id is None or decision.request_id == request_id:
+            if request_id in {None, decision.request_id, decision.shown_id}:
                 found.append(decision.to_json())
         return msgspec.json.encode(found)

@@ -65,6 +65,7 @@ class Flight:
         "_num_sent",
         "_prompt",
         "_reply",
+        "_shown_id",
         "_timer",
         "_transfer_until_s",
         "model",
@@ -88,6 +89,7 @@ class Flight:
         """Ours, unique; engines get it."""
         self._desk = desk
         self._exchange = exchange
+        self._shown_id = shown_id
         self._reply = Reply(exchange, shown_id)
         self._handoff = Handoff(
             wants_prefill=request.num_sequences == 1, max_retries=desk.settings.max_retries
@@ -315,6 +317,7 @@ class Flight:
             self._local_reason(wants_prefill=action.wants_prefill),
             frozenset(self._excluded),
             self._route_key(),
+            self._shown_id.decode(),
             self._may_repeat,
         )
         result: Placed | Unplaced

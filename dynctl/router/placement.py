@@ -51,6 +51,8 @@ class Order:
     """Engines (with incarnation) that failed this request."""
     route_key: str = ""
     """What kind of request this is; lengths of answers are learned per kind."""
+    shown_id: str = ""
+    """The request id the client reads; its own where it sent one."""
     may_repeat: bool = False
     """Whether an excluded engine may be tried again when there is no other."""
 
@@ -288,6 +290,7 @@ class Placement:
             draw,
             position,
             policy,
+            order.shown_id,
             order.route_key,
         )
         return _Pick(view, workers, decision)

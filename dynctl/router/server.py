@@ -8,13 +8,13 @@ import os
 import re
 import socket
 import ssl
-import urllib.parse
 from collections.abc import Iterable
 
 import msgspec
 
 from dynctl.errors import RouterError
 from dynctl.http1.server import Exchange, Rejection, Request, Server, ServerLimits, serve
+from dynctl.router import admin
 from dynctl.router.api.answers import Failure
 from dynctl.router.api.keys import Keys
 from dynctl.router.api.requests import CHAT, COMPLETIONS, RefusedError, parse_request
@@ -26,7 +26,6 @@ from dynctl.router.port_owner import port_owner
 _SHOWN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _GENERATE = frozenset((COMPLETIONS, CHAT))
 _TEXT = b"text/plain; version=0.0.4; charset=utf-8"
-_MAX_DECISIONS = 1000
 
 _UNAUTHORIZED = Failure(401, "the API key is missing or not known here", "invalid_api_key")
 _TOO_LARGE_CODE = "request_too_large"
@@ -155,20 +154,16 @@ class Entrance:
             self._health(exchange)
         elif request.path == "/metrics":
             self._respond(exchange, 200, self._desk.exposition(), _TEXT)
-        elif request.path == "/decisions":
-            self._decisions(exchange)
         else:
-            self._refuse(exchange, Failure(404, f"no {request.path} here", "not_found"))
+            self._ask_admin(exchange)
 
-    def _decisions(self, exchange: Exchange) -> None:
-        query = urllib.parse.parse_qs(exchange.request.query.decode("ascii", "replace"))
-        limit = query.get("limit", ["100"])[0]
-        if not limit.isdecimal() or not 0 < int(limit) <= _MAX_DECISIONS:
-            text = f"limit is not between 1 and {_MAX_DECISIONS}"
-            self._refuse(exchange, Failure(400, text, "invalid_request", "limit"))
-            return
-        request_id = query.get("request", [None])[0]
-        self._respond(exchange, 200, self._desk.ring.to_json(int(limit), request_id))
+    def _ask_admin(self, exchange: Exchange) -> None:
+        request = exchange.request
+        found = admin.answer(self._desk, request.method, request.path, request.query)
+        if isinstance(found, Failure):
+            self._refuse(exchange, found)
+        else:
+            self._respond(exchange, *found)
 
     def _health(self, exchange: Exchange) -> None:
         if self._desk.can_serve():

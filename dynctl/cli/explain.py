@@ -1,0 +1,194 @@
+"""`dynctl explain`: why a request went where it went. IO: ssh, sockets, terminal."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, Output, OutputOption
+from dynctl.cli.output import emit, emit_json, table, wait_for
+
+_LAST = "last"
+
+
+def command(
+    request: Annotated[
+        str,
+        typer.Argument(help="The X-Request-Id the client read; `last` takes the newest request."),
+    ] = _LAST,
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    local: Local = False,
+    admin_socket: Annotated[
+        Path | None,
+        typer.Option("--admin-socket", help="Of a router that `dynctl route` runs here."),
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Say why a request went where it went: every candidate, what was expected and what came of it.
+
+    Routers remember their last 10,000 decisions. Each is computed again from what was recorded of it and must give the
+    same engine. Exit 1 when no router knows the request.
+
+    Example: dynctl explain 3f9c1a52e7d000000012
+    """
+    from dynctl.errors import DynctlError
+
+    if admin_socket is not None:
+        found = wait_for(_ask_socket(str(admin_socket), _target(request)))
+    else:
+        from dynctl.cli.session import load
+
+        found = wait_for(_ask_deployment(load(inventory, local=local), _target(request)))
+    decisions = _of_one_request(found)
+    if not decisions:
+        raise DynctlError(
+            f"no router remembers request {request}",
+            "ids are in the answer's X-Request-Id; the last 10,000 decisions are kept",
+        )
+    if output is Output.JSON:
+        emit_json({"schema": "dynctl.explain/1", "decisions": decisions})
+    else:
+        for decision in decisions:
+            _show(decision)
+
+
+def _target(request: str) -> str:
+    from urllib.parse import quote
+
+    return (
+        "/decisions?limit=8"
+        if request == _LAST
+        else f"/decisions?limit=100&request={quote(request, safe='')}"
+    )
+
+
+async def _ask_socket(path: str, target: str) -> list[dict[str, Any]]:
+    from dynctl.errors import ConnectError
+    from dynctl.http1.upstream import Address, Upstream, UpstreamError
+
+    upstream = Upstream(Address(path=path))
+    try:
+        answer = await upstream.fetch("GET", target)
+    except UpstreamError as error:
+        raise ConnectError(f"no router answers on {path}: {error.message}") from error
+    finally:
+        await upstream.close()
+    if answer.status != 200:
+        raise ConnectError(f"the router on {path} answered {answer.status}")
+    return _decoded(answer.body)
+
+
+async def _ask_deployment(wanted: Any, target: str) -> list[dict[str, Any]]:  # noqa: ANN401 - Inventory, imported lazily
+    from dynctl.deploy.reach import reach_agents
+    from dynctl.errors import DynctlError, ExitCode
+    from dynctl.remote.fleet import open_fleet
+
+    found: list[dict[str, Any]] = []
+    num_routers = 0
+    hosts = [entry.name for entry in wanted.hosts]
+    async with (
+        open_fleet(wanted.hosts, wanted.ssh) as fleet,
+        reach_agents(wanted, fleet, hosts) as clients,
+    ):
+        for client in clients.values():
+            if isinstance(client, DynctlError):
+                continue
+            for unit in (await client.status()).units:
+                if unit.kind == "router":
+                    num_routers += 1
+                    found += _decoded(await client.ask_router(unit.id, target))
+    if not num_routers:
+        raise DynctlError(
+            f"no router of cluster {wanted.cluster} runs on any host that answers",
+            "dynctl status shows what runs",
+            code=ExitCode.REFUSED,
+        )
+    return found
+
+
+def _decoded(body: bytes) -> list[dict[str, Any]]:
+    from dynctl.errors import DynctlError
+
+    try:
+        decisions: list[dict[str, Any]] = json.loads(body)
+    except ValueError as error:
+        raise DynctlError("the router's answer is no JSON") from error
+    return decisions
+
+
+def _of_one_request(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Keep the newest request's decisions, in the order they were made."""
+    if not found:
+        return []
+    newest = max(found, key=lambda decision: float(decision["unix_s"]))["request_id"]
+    mine = [decision for decision in found if decision["request_id"] == newest]
+    return sorted(mine, key=lambda decision: float(decision["unix_s"]))
+
+
+def _show(decision: dict[str, Any]) -> None:
+    leg = {"whole": "prefill and decode", "prefill": "prefill", "decode": "decode"}
+    emit(
+        f"{decision['shown_id']}: {leg.get(decision['leg'], decision['leg'])} on "
+        f"{decision['engine']}, policy {decision['policy']}, {decision['outcome'] or 'running'}"
+    )
+    emit(f"  prompt     {decision['prompt_tokens']} tokens{_guessed(decision)}")
+    emit(f"  cached     {_tokens(decision['overlap_tokens'])} expected, {_realised(decision)}")
+    parts = " + ".join(f"{_part(name)} {_ms(v)}" for name, v in decision["predicted"].items())
+    emit(f"  TTFT       {_ms(sum(decision['predicted'].values()))} expected ({parts})")
+    emit(
+        f"             {_ms(decision['ttft_ms'])} measured, after waiting {_ms(decision['waited_ms'])}"
+    )
+    if decision["path"]:
+        emit(f"  KV         {_path(decision)}")
+    other = decision["counterfactual"]
+    if other:
+        emit(
+            f"  otherwise  {other['engine']}: {_tokens(other['overlap_tokens'])} cached, "
+            f"TTFT {_ms(other['predicted_ttft_ms'])} expected"
+        )
+    is_same = "the same engine" if decision["is_reproduced"] else "ANOTHER ENGINE"
+    emit(f"  again      the recorded inputs give {is_same}")
+    _draw(decision)
+
+
+def _draw(decision: dict[str, Any]) -> None:
+    candidates = decision["candidates"]
+    names = [name for name in candidates[0] if name != "engine"]
+    rows = [
+        ["→" if c["engine"] == decision["engine"] else "", c["engine"]]
+        + [f"{c[name]:g}" for name in names]
+        for c in candidates
+    ]
+    heads = [name.upper() for name in names]
+    table(["", "ENGINE", *heads], rows, right=heads)
+    emit("")
+
+
+def _guessed(decision: dict[str, Any]) -> str:
+    return "" if decision["is_tokenized"] else " (guessed from the text; routed by load)"
+
+
+def _realised(decision: dict[str, Any]) -> str:
+    cached = decision["cached_tokens"]
+    return "not reported by the engine" if cached is None else f"{cached} by the engine's count"
+
+
+def _path(decision: dict[str, Any]) -> str:
+    costs = decision["costs"]
+    if costs is None:
+        return str(decision["path"])
+    both = f"copy {_ms(costs['copy_ms'])}, recompute {_ms(costs['recompute_ms'])}"
+    return f"{decision['path']} ({both})"
+
+
+def _part(name: str) -> str:
+    return name.removesuffix("_ms")
+
+
+def _tokens(number: int) -> str:
+    return f"{number} tokens"
+
+
+def _ms(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} ms"
