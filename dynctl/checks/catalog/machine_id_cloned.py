@@ -18,7 +18,8 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             by_id[host.machine_id].append(host)
     for machine_id, hosts in by_id.items():
         keys = {evidence.identities.get(host.name) for host in hosts}
-        if len(hosts) < 2 or len(keys) < 2:
+        # One boot of one kernel is one machine with several SSH servers or containers, not a clone.
+        if len(keys) < 2 or len({host.boot_id for host in hosts}) < 2:
             continue
         a, b = (evidence.entry(host) for host in hosts[:2])
         yield Finding(

@@ -24,9 +24,19 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
                 "every RDMA device is across the link between sockets",
                 (f"{names}: SYS", *(f"planned for {name}" for name in evidence.uses_gpu(gpu))),
                 "give GPUs near a NIC to prefill and decode, or move a card to the GPU's socket",
-                verify=f"nvidia-smi topo -m | awk '$1 == \"GPU{gpu.index}\" {{ print; n = !/P[IXH][XB]|NODE/ }} END {{ exit !n }}'",
+                verify=_proof(gpu.index),
                 verify_on=host.name,
             )
+
+
+def _proof(index: int) -> str:
+    """Only the NICs' columns count; the header has no label of its own, so columns are shifted by one."""
+    return (
+        "nvidia-smi topo -m | awk '/CPU Affinity/ { for (i = 1; i <= NF; i++) "
+        "if ($i !~ /^(GPU|CPU|NUMA|Affinity|ID)/) nics[i + 1] } "
+        f'$1 == "GPU{index}" && !/Affinity/ {{ print; n = 1; '
+        "for (i in nics) if ($i ~ /^(P|NODE)/) n = 0 } END { exit !n }'"
+    )
 
 
 CHECK = Check(CODE, "NIC far from its GPU", _judge, (Need.GPUS, Need.RDMA))

@@ -39,7 +39,7 @@ INIT, _ = files(f"{PORT}/state", "2: INIT\n", "")
 RATE100, RATE400 = files(f"{PORT}/rate", "100 Gb/sec (4X EDR)\n", "400 Gb/sec (4X NDR)\n")
 LANE1, LANE4 = files(f"{PORT}/rate", "100 Gb/sec (1X NDR)\n", "400 Gb/sec (4X NDR)\n")
 FLAPS, STEADY = files(f"{PORT}/counters/link_downed", "57\n", "1\n")
-ROW = "\tGPU0\tNIC0\nGPU0\t X \t{}\t0-31\t0"
+ROW = "\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tPIX\t{}\t0-31\t0\nGPU1\tPIX\t X \tPIX\t0-31\t0"
 FAR = World({"nvidia-smi": says(ROW.format("SYS"))})
 NEAR = World({"nvidia-smi": says(ROW.format("PIX"))})
 IP_ADDR = "2: eth0    inet {}/24 brd 10.0.0.255 scope global eth0\\       valid_lft forever"
@@ -226,8 +226,16 @@ CASES = (
     ),
     Case(
         "machine-id-cloned",
-        evidence(host(machine_id="m"), b_host(machine_id="m"), identities={"a": "k", "b": "other"}),
-        GOOD,
+        evidence(
+            host(machine_id="m", boot_id="1"),
+            b_host(machine_id="m", boot_id="2"),
+            identities={"a": "k", "b": "other"},
+        ),
+        evidence(
+            host(machine_id="m", boot_id="1"),
+            b_host(machine_id="m", boot_id="1"),
+            identities={"a": "k", "b": "other"},
+        ),
         ids("m1", "m1"),
         ids("m1", "m2"),
         "warning",
