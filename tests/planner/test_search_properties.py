@@ -134,21 +134,55 @@ def test_every_plan_keeps_its_promises(build, data):
 
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
-def test_more_gpus_or_looser_goals_never_make_it_infeasible(build, seed):
+def test_more_gpus_or_looser_goals_never_make_it_infeasible_nor_lower_the_goodput(build, seed):
     rng = random.Random(seed)
-    kind = rng.choice(["h100", "a100"])
-    hosts = [build.host(f"h{i}", rng.choice([2, 4, 8]), kind) for i in range(rng.randint(1, 4))]
-    slo = rng.choice([Slo(3000, 100), Slo(itl_ms=40), Slo(800)])
-    work = Workload(rng.choice([512, 4096]), 128, rng.choice([0.5, 2.0, 10.0]))
-    wish = build.wish(rng.choice(["llama-8b", "llama-70b"]), workload=work, slo=slo)
-    if plan_or_none(build.cluster(hosts, wish)) is None:
-        return
+    shapes = [(2, "NV18"), (4, "NV18"), (8, "NV18"), (8, "PHB"), (4, "PIX")]
 
-    more = [*hosts, build.host("extra", 8, kind)]
+    def hosts(prefix, count):
+        found = []
+        for i in range(count):
+            size, link = rng.choice(shapes)
+            kind, nics = rng.choice(["h100", "a100", "h200"]), rng.random() < 0.5
+            found.append(build.host(f"{prefix}{i}", size, kind, link, nics=nics))
+        return found
+
+    few = hosts("h", rng.randint(1, 4))
+    slo = rng.choice([Slo(3000, 100), Slo(itl_ms=40), Slo(800), Slo(4000, 30)])
+    work = Workload(rng.choice([512, 4096]), 128, rng.choice([0.5, 2.0, 10.0]))
+    name = rng.choice(["llama-8b", "llama-70b", "qwen3-235b-fp8"])
+
+    def goodput(machines, goals):
+        ground = build.cluster(machines, build.wish(name, workload=work, slo=goals))
+        plan = plan_or_none(ground)
+        if plan is None:
+            return 0.0
+        assert plan.deployments[0].estimate is not None
+        return plan.deployments[0].estimate.goodput_rps.expected
+
+    first = goodput(few, slo)
     looser = Slo(slo.ttft_ms and slo.ttft_ms * 2, slo.itl_ms and slo.itl_ms * 2)
 
-    assert plan_or_none(build.cluster(more, wish)) is not None
-    assert plan_or_none(build.cluster(hosts, build.wish(wish.model.rpartition("/")[2], workload=work, slo=looser))) is not None  # fmt: skip
+    assert first in {0.0, work.rate_rps}
+    assert goodput([*few, *hosts("x", 2)], slo) >= first
+    assert goodput(few, looser) >= first
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=30, deadline=None)
+def test_a_higher_rate_never_needs_fewer_gpus(build, seed):
+    rng = random.Random(seed)
+    hosts = [build.host(f"h{i}", 8, rng.choice(["h100", "h200"]), nics=True) for i in range(4)]
+    slo = rng.choice([Slo(3000, 100), Slo(itl_ms=40), Slo(2000)])
+    isl = rng.choice([512, 4096])
+
+    def gpus(rate):
+        wish = build.wish("llama-70b", workload=Workload(isl, 128, rate), slo=slo)
+        plan = plan_or_none(build.cluster(hosts, wish))
+        return 10**9 if plan is None else sum(len(r.gpus) for _, _, r in plan.replicas())
+
+    rates = sorted(rng.uniform(0.1, 20) for _ in range(3))
+    counts = [gpus(rate) for rate in rates]
+    assert counts == sorted(counts)
 
 
 def test_the_digest_ignores_estimates_and_follows_the_layout(build):
