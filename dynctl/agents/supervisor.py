@@ -15,6 +15,7 @@ from pathlib import Path
 import dynctl
 from dynctl.agents import leases
 from dynctl.agents.host import processes
+from dynctl.agents.host.logs import LogFile
 from dynctl.agents.programs import (
     AnyProgram,
     EngineProgram,
@@ -53,6 +54,7 @@ class Supervisor:
         self._mode = mode
         self._settings = settings or Settings()
         self._host: Surroundings
+        self._own_log = LogFile(root.log_path("agent"), self._settings.log)
         self._boot = processes.boot_identity()
         self._started_unix_s = time.time()
         self._degraded: dict[str, str] = {}
@@ -339,9 +341,9 @@ class Supervisor:
     async def _tick(self, *, reaps: bool) -> None:
         """Keep log files bounded and collect dead orphans."""
         while True:
-            for unit in list(self.units.values()):
-                if unit.log.is_too_large:
-                    await self._keep("logs", lambda log=unit.log: log.rotate())  # type: ignore[misc]
+            for log in [self._own_log, *(unit.log for unit in self.units.values())]:
+                if log.is_too_large:
+                    await self._keep("logs", log.rotate)
             if reaps:
                 runs = [unit.run for unit in self.units.values() if unit.run]
                 processes.reap_orphans({run.identity.pid for run in runs if run.identity})

@@ -46,13 +46,13 @@ async def _ask(wanted: Inventory, hosts: list[str]) -> dict[str, Any]:
 
 def _show(wanted: Inventory, results: dict[str, Any], output: Output) -> None:
     from dynctl.core.deployment import EngineState
-    from dynctl.deploy.reach import NoAgentError
+    from dynctl.deploy.reach import NotHereError
     from dynctl.errors import DynctlError, ExitCode
 
     statuses = {
         name: status for name, status in results.items() if not isinstance(status, DynctlError)
     }
-    absent = [name for name, error in results.items() if isinstance(error, NoAgentError)]
+    absent = [name for name, error in results.items() if isinstance(error, NotHereError)]
     failures = {name: error for name, error in results.items() if isinstance(error, DynctlError)}
     if output is Output.JSON:
         emit_json(
@@ -78,15 +78,34 @@ def _show(wanted: Inventory, results: dict[str, Any], output: Output) -> None:
             "dynctl up brings it up",
             code=ExitCode.REFUSED,
         )
+    expected = _planned_hosts(wanted) if absent else set()
     for name in absent:
-        say(f"{name}: no agent")
-    raise_host_failures({n: r for n, r in results.items() if n not in absent}, "answered")
+        if name not in expected:
+            say(f"{name}: nothing of this cluster runs here")
+    raise_host_failures(
+        {n: r for n, r in results.items() if n not in absent or n in expected}, "answered"
+    )
     units = [unit for status in statuses.values() for unit in status.units]
     unready = [unit.id for unit in units if unit.state is not EngineState.READY]
     if unready:
         raise DynctlError(
             f"not ready: {', '.join(unready)}", f"dynctl logs {unready[0]}", code=ExitCode.GATE
         )
+
+
+def _planned_hosts(wanted: Inventory) -> set[str]:
+    """Hosts the plan gives work to; none when there is no readable plan."""
+    from dynctl.cli.plan import plan_path
+    from dynctl.errors import DynctlError
+    from dynctl.planner.text import from_yaml
+
+    path = plan_path(wanted)
+    try:
+        plan = from_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, DynctlError):
+        return set()
+    routers = {deployment.router.host_name for deployment in plan.deployments}
+    return routers | {replica.host_name for _, _, replica in plan.replicas()}
 
 
 def _draw(statuses: dict[str, Any]) -> None:

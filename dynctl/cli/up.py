@@ -11,6 +11,7 @@ from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, Yes
 from dynctl.cli.output import confirm, emit, progress, say, wait_for
 from dynctl.cli.plan import plan_path
 from dynctl.cli.session import load
+from dynctl.core.hardware import Topology
 from dynctl.core.inventory import Inventory
 from dynctl.core.plan import Plan
 from dynctl.core.text import clean
@@ -63,6 +64,7 @@ async def _up(wanted: Inventory, path: Path, rerun: str, *, yes: bool, must_exis
     async with open_fleet(wanted.hosts, wanted.ssh, ask_about_keys) as fleet:
         found = await survey(wanted, fleet)
         plan = _read_or_make(path, found, must_exist=must_exist)
+        _tell_failures(found.topology, plan)
         comparison = await up.compare(wanted, plan, found.topology, fleet, progress)
         if not comparison.steps:
             await up.confirm_ready(comparison)
@@ -107,6 +109,7 @@ def _read_or_make(path: Path, found: "Survey", *, must_exist: bool) -> Plan:
             raise DeployError(
                 f"{path} does not exist", "dynctl plan writes it", code=ExitCode.USAGE
             ) from None
+        _refuse_failures(found.topology)
         plan = found.plan()
         write_atomic(path, to_yaml(plan).encode(), 0o644)
         say(f"wrote {path}")
@@ -116,6 +119,32 @@ def _read_or_make(path: Path, found: "Survey", *, must_exist: bool) -> Plan:
     if plan.digest != written.digest:
         say(f"{path} was edited since it was planned; it fits the cluster and is estimated anew")
     return plan
+
+
+def _refuse_failures(topology: Topology) -> None:
+    """A first plan is not made without hosts the operator wrote down; leaving them out must be on purpose.
+
+    Raises:
+        DeployError: exit 7 when trust is the cause, else 4; names each host and why.
+    """
+    from dynctl.discovery.survey import causes
+
+    if topology.failures:
+        codes = {failure.exit_code for failure in topology.failures}
+        raise DeployError(
+            f"some hosts could not be described, nothing was changed:\n{causes(topology)}",
+            "correct them, or plan without them: dynctl plan, then dynctl up",
+            code=ExitCode.TRUST if ExitCode.TRUST in codes else ExitCode.REFUSED,
+        )
+
+
+def _tell_failures(topology: Topology, plan: Plan) -> None:
+    planned = {host.name for host in plan.hosts}
+    for failure in topology.failures:
+        if failure.name not in planned:
+            say(
+                f"note: {failure.name} could not be described and is not in the plan: {failure.cause}"
+            )
 
 
 def _show(comparison: "Comparison", plan: Plan) -> None:

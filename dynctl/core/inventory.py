@@ -95,7 +95,10 @@ class RouterWish:
     policy: str = "kv"
     allow_insecure_listen: bool = False
     tls_cert: str | None = None
+    """Certificate chain and key for clients, files on the operator's machine."""
     tls_key: str | None = None
+    settings: tuple[tuple[str, float], ...] = ()
+    """Router settings that differ from their defaults, by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,6 +225,8 @@ def _reads(unit: UnitStatus, path: str) -> bool:
     """Whether a unit reads a managed file at its start, so that a changed one needs a restart."""
     if path == "tls/ca.crt":
         return unit.kind in {"relay", "router"}
+    if path.startswith("tls/server-"):
+        return unit.kind == "router" and path.startswith(f"tls/server-{unit.deployment}.")
     if path.startswith("tls/"):
         return unit.kind == ("relay" if path.startswith("tls/host.") else "router")
     directory, _, name = path.partition("/")

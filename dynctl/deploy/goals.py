@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from dynctl.agents.protocol import HostSlice
 from dynctl.core.hardware import Topology
@@ -22,7 +23,7 @@ from dynctl.deploy.slices import (
 )
 from dynctl.deploy.steps import HostGoal
 from dynctl.deploy.tls import ensure_authority, ensure_leaf
-from dynctl.errors import DeployError, ExitCode
+from dynctl.errors import DeployError, ExitCode, InventoryError
 from dynctl.inventory.secrets import reveal
 from dynctl.router.config import ApiKeyHash
 
@@ -71,6 +72,16 @@ def secret_paths(inventory: Inventory) -> list[str]:
     ]
 
 
+def server_tls_paths(inventory: Inventory) -> list[str]:
+    """Paths, below a router's root, of the certificates clients are shown."""
+    return [
+        f"tls/server-{wish.name}.{suffix}"
+        for wish in inventory.deployments
+        if wish.router.tls_cert
+        for suffix in ("crt", "key")
+    ]
+
+
 def make_goals(
     plan: Plan,
     inventory: Inventory,
@@ -84,6 +95,7 @@ def make_goals(
 
     Raises:
         DeployError: when a host of the plan has no Python, exit 4.
+        InventoryError: when a certificate for clients cannot be read.
         SecretError: when a reference leads nowhere.
     """
     names = [host.name for host in plan.hosts]
@@ -92,7 +104,9 @@ def make_goals(
     ground = Ground({name: seats[name].place for name in names}, bundles, _api_keys(inventory))
     slices = make_slices(plan, inventory, ground)
     content = {
-        name: _certificates(inventory, plan, slices[name]) | _secrets(inventory, slices[name])
+        name: _certificates(inventory, plan, slices[name])
+        | _secrets(inventory, slices[name])
+        | _server_tls(inventory, slices[name])
         for name in names
     }
     copies = _copies(plan, inventory, digests)
@@ -128,6 +142,27 @@ def _secrets(inventory: Inventory, slice_: HostSlice) -> dict[str, bytes]:
             if is_reference(value):
                 text = reveal(value, inventory, f"deployment {deployment}, env {name}").reveal()
                 files[f"secrets/{secret_name(deployment, name)}"] = text.encode()
+    return files
+
+
+def _server_tls(inventory: Inventory, slice_: HostSlice) -> dict[str, bytes]:
+    """The operator's own certificates for the entrances on a host."""
+    wishes = {wish.name: wish for wish in inventory.deployments}
+    base = Path(inventory.path).parent
+    files = {}
+    for unit in slice_.routers:
+        router = wishes[unit.deployment].router
+        if not (router.tls_cert and router.tls_key):
+            continue
+        for suffix, path in (("crt", router.tls_cert), ("key", router.tls_key)):
+            try:
+                content = (base / Path(path).expanduser()).read_bytes()
+            except OSError as error:
+                raise InventoryError(
+                    f"deployment {unit.deployment}, router: {path}: {error.strerror}",
+                    "tls_cert and tls_key name files on this machine",
+                ) from error
+            files[f"tls/server-{unit.deployment}.{suffix}"] = content
     return files
 
 

@@ -65,12 +65,14 @@ def unit_text(cluster: str, place: Place, python: str, digest: str, scope: str) 
     """The agent's unit file. Engines run in scopes of their own, so stopping this stops no engine."""
     bundle = place.bundle_path(digest)
     limits = "LimitMEMLOCK=infinity\nLimitNOFILE=1048576\n" if scope == "system" else ""
+    log = f"{place.root}/logs/agent.log".replace("%", "%%")
     wanted_by = "multi-user.target" if scope == "system" else "default.target"
     return (
         f"[Unit]\nDescription=dynctl agent of cluster {cluster}\nStartLimitIntervalSec=0\n\n"
         "[Service]\nType=notify\nNotifyAccess=main\n"
         f"Environment={_quote(f'PYTHONPATH={bundle}')} DYNCTL_SCOPE={scope} PYTHONUNBUFFERED=1\n"
         f"ExecStart={_quote(python)} -sP -m dynctl.agents --root {_quote(place.root)}\n"
+        f"StandardOutput=append:{log}\nStandardError=append:{log}\n"
         f"Restart=always\nRestartSec=1\nKillMode=process\nTimeoutStopSec=20\nUMask=0077\n{limits}\n"
         f"[Install]\nWantedBy={wanted_by}\n"
     )

@@ -16,17 +16,21 @@ class NoAgentError(ConnectError):
     """Raised when a host is reachable and no agent of this cluster answers there."""
 
 
+class NotHereError(NoAgentError):
+    """Raised when nothing of the cluster was ever started on a host, or all of it was taken down."""
+
+
 async def agent_socket(entry: HostEntry, remote: Remote, inventory: Inventory) -> str:
     """Read where a host's agent listens.
 
     Raises:
-        NoAgentError: when dynctl is not on that host.
+        NotHereError: when dynctl is not on that host.
     """
     root = place_of(entry, inventory, remote.home).root
     try:
         return (await remote.get(f"{root}/agent.socket-path", 4096)).decode().strip()
     except CommandError as error:
-        raise NoAgentError(
+        raise NotHereError(
             f"{entry.name}: no agent of cluster {inventory.cluster} here", "dynctl up starts one"
         ) from error
 
@@ -111,7 +115,7 @@ class SteadyAgent:
 async def steady_agents(
     inventory: Inventory, fleet: Fleet, hosts: Sequence[str]
 ) -> AsyncIterator[Mapping[str, SteadyAgent | DynctlError]]:
-    """The agents of hosts that SSH reaches; other hosts map to the reason.
+    """The agents of hosts that SSH reaches; other hosts map to the reason, those nothing runs on are left out.
 
     Agents that do not answer now are tried again at every sample, unless none answers at all: then all map to why.
     """
@@ -127,6 +131,8 @@ async def steady_agents(
         return
     agents: dict[str, SteadyAgent | DynctlError] = {}
     for name, found in first.items():
+        if isinstance(found, NotHereError):
+            continue
         is_silent = isinstance(found, NoAgentError)
         agents[name] = (
             SteadyAgent(inventory.host(name), fleet.remote(name), inventory) if is_silent else found

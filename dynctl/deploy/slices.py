@@ -16,6 +16,7 @@ from dynctl.router.config import (
     RouterConfig,
     TlsFiles,
     is_loopback,
+    make_settings,
     split_listen,
 )
 
@@ -155,11 +156,10 @@ def _router(
         cert=place.tls("router.crt"), key=place.tls("router.key"), ca=place.tls("ca.crt")
     )
     router = wish.router
-    server_tls = (
-        TlsFiles(cert=router.tls_cert, key=router.tls_key)
-        if router.tls_cert and router.tls_key
-        else None
-    )
+    server_tls = None
+    if router.tls_cert and router.tls_key:
+        cert, key = (place.tls(f"server-{planned.name}.{suffix}") for suffix in ("crt", "key"))
+        server_tls = TlsFiles(cert=cert, key=key)
     config = RouterConfig(
         listen=planned.router.listen,
         deployment=planned.name,
@@ -173,8 +173,9 @@ def _router(
         server_tls=server_tls,
         allow_insecure_listen=router.allow_insecure_listen,
     )
+    make_settings(dict(router.settings))  # refuses unknown names here, not on the host
     content = msgspec.to_builtins(config)
-    content["settings"] = {}
+    content["settings"] = dict(router.settings)
     return RouterUnit(f"{planned.name}-router", planned.name, content, planned.router.listen)
 
 

@@ -1,6 +1,6 @@
 """`up` in three stages: compare, check, change. IO: ssh, HTTP, files."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dynctl.agents.protocol import AgentStatus
@@ -9,7 +9,7 @@ from dynctl.core.inventory import Inventory
 from dynctl.core.plan import Plan
 from dynctl.deploy.apply import Tell, Work, apply, wait_ready
 from dynctl.deploy.diff import diff
-from dynctl.deploy.goals import make_goals, secret_paths, tokenizer_paths
+from dynctl.deploy.goals import make_goals, secret_paths, server_tls_paths, tokenizer_paths
 from dynctl.deploy.lock import hold_lock
 from dynctl.deploy.observe import observe, seats_of
 from dynctl.deploy.preflight import Problem, preflight
@@ -52,7 +52,7 @@ async def compare(
             "hosts of the plan cannot be used: "
             + "; ".join(f"{name}: {causes.get(name, 'not discovered')}" for name in missing),
             "nothing was changed; correct it, or plan again without them",
-            code=ExitCode.REFUSED,
+            code=ExitCode.TRUST if _has_trust_problem(topology, missing) else ExitCode.REFUSED,
         )
     refuse_duplicates(
         inventory, {h.name: (h.machine_id, fleet.remote(h.name).identity) for h in topology.hosts}
@@ -60,7 +60,7 @@ async def compare(
     seats = seats_of(inventory, fleet, topology.hosts)
     sources = tokenizer_paths(plan, inventory)
     routers = {d.router.host_name: d.name for d in plan.deployments}
-    managed = [*FILE_PATHS, *secret_paths(inventory)]
+    managed = [*FILE_PATHS, *secret_paths(inventory), *server_tls_paths(inventory)]
     files = {
         name: [*managed, *sources.get(name, []), *_tokenizer_files(routers.get(name), sources)]
         for name in seats
@@ -73,6 +73,10 @@ async def compare(
     digests = {name: dict(states[name].files) for name in sources}
     goals = make_goals(plan, inventory, topology, seats, digests)
     return Comparison(Work(inventory, fleet, seats, goals, states, tell), diff(goals.hosts, states))
+
+
+def _has_trust_problem(topology: Topology, names: Sequence[str]) -> bool:
+    return any(f.name in names and f.exit_code == ExitCode.TRUST for f in topology.failures)
 
 
 def _tokenizer_files(deployment: str | None, sources: Mapping[str, list[str]]) -> list[str]:

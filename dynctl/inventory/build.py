@@ -118,6 +118,7 @@ def _deployment(part: DeploymentPart) -> DeploymentWish:
             router.allow_insecure_listen,
             router.tls_cert,
             router.tls_key,
+            tuple(sorted(router.settings.items())),
         ),
     )
 

@@ -271,6 +271,8 @@ class RouterPart(_Part):
     """Certificate chain, a file on the operator's machine."""
     tls_key: Text | None = None
     """Its private key."""
+    settings: dict[Text, float] = Field(default_factory=dict)
+    """Limits and rates of the router by name, where they shall differ from the defaults."""
 
 
 class DeploymentPart(_Part):

@@ -185,6 +185,8 @@ def _env(wish: EngineWish, places: Places) -> dict[str, str]:
         "VLLM_EC_SIDE_CHANNEL_PORT": str(places.internal_port + 15),
         "VLLM_RPC_BASE_PATH": places.directory,
         "VLLM_CACHE_ROOT": f"{places.root}/cache/vllm",
+        "TORCHINDUCTOR_CACHE_DIR": f"{places.root}/cache/torchinductor",
+        "TRITON_CACHE_DIR": f"{places.root}/cache/triton",
         "VLLM_LOGGING_COLOR": "0",
     }
     if wish.device == "cpu":

@@ -98,8 +98,15 @@ def _read(nvml: Any) -> GpuReading:  # noqa: ANN401 - the library has no types
     return GpuReading(tuple(samples), tuple(holders), tuple(lost))
 
 
+def _memory(nvml: Any, handle: Any) -> Any:  # noqa: ANN401
+    """Memory in use as nvidia-smi tells it: NVML's first version counts the driver's reserve as used."""
+    version = getattr(nvml, "nvmlMemory_v2", None)
+    newer = None if version is None else _may(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, version)
+    return _may(nvml, nvml.nvmlDeviceGetMemoryInfo, handle) if newer is None else newer
+
+
 def _sample(nvml: Any, handle: Any, index: int, uuid: str) -> GpuSample:  # noqa: ANN401
-    memory = _may(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = _memory(nvml, handle)
     rates = _may(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
     power = _may(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
     celsius = _may(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)

@@ -52,6 +52,7 @@ def start_unit(wish: dict[str, str]) -> str:
     """Write the unit and (re)start it; answers an error text or an empty one."""
     path = unit_path(wish["scope"], wish["unit"])
     path.parent.mkdir(parents=True, exist_ok=True)
+    (Path(wish["root"]) / "logs").mkdir(mode=0o700, exist_ok=True)
     path.write_text(wish["unit_text"])
     for words in (("daemon-reload",), ("enable", wish["unit"]), ("restart", wish["unit"])):
         done = systemctl(wish["scope"], *words)
@@ -125,6 +126,15 @@ def start_session(root: Path, wish: dict[str, str]) -> str:
     return f"the agent did not answer within {START_TIMEOUT_S:.0f} s"
 
 
+def drop_empty(directory: Path) -> None:
+    """Remove the user's unit directories if nothing is in them any more; the first unit had made them."""
+    for name in ("default.target.wants", ".", "..", "../.."):
+        try:
+            (directory / name).resolve().rmdir()
+        except OSError:
+            continue
+
+
 def ensure_linger() -> str:
     """Let this user's units live on after logout; answers a note when the host does not allow it."""
     user = pwd.getpwuid(os.getuid()).pw_name
@@ -157,6 +167,8 @@ def main() -> None:
         unit_path(wish["scope"], wish["unit"]).unlink(missing_ok=True)
         systemctl(wish["scope"], "daemon-reload")
         systemctl(wish["scope"], "reset-failed", wish["unit"])
+        if wish["scope"] == "user":
+            drop_empty(unit_path("user", wish["unit"]).parent)
     print(json.dumps({"error": error, "note": note, "socket": socket_path(root)}))
 
 
