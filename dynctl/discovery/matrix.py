@@ -165,11 +165,13 @@ def _join(text: str, following: str) -> str:
 
 def _close(header: Header | None, block: Sequence[tuple[int, str, str]]) -> list[Matrix]:
     """Make the matrix of one block of rows."""
+    # A lost header lets the rows of a second matrix follow those of the first: their vocabulary tells them apart.
+    peers = [row for row in block if _is_of_peers(row[2])]
+    if peers and len(peers) < len(block):
+        return _close(header, [row for row in block if row not in peers]) + _close(None, peers)
     if not block:
         return []
-    is_p2p = not any(re.search(LINK, text) for _, _, text in block) and any(
-        re.search(rf"\b(?:{P2P})\b", text) for _, _, text in block
-    )
+    is_p2p = bool(peers)
     labels = list(dict.fromkeys(label for _, label, _ in block))
     width = max(len(_split_cells(text, 2 * MAX_DEVICES)[0]) for _, _, text in block)
     if header is not None:
@@ -203,6 +205,11 @@ def _close(header: Header | None, block: Sequence[tuple[int, str, str]]) -> list
             else f"cells ran together in row {mended[0]}: taken apart"
         )
     return [matrix]
+
+
+def _is_of_peers(text: str) -> bool:
+    """Whether a row is of `topo -p2p`; one that holds nothing but its diagonal may be of either."""
+    return not re.search(LINK, text) and re.search(rf"\b(?:{P2P})\b", text) is not None
 
 
 def _read_row(number: int, label: str, text: str, matrix: Matrix, header: Header | None) -> Row:

@@ -146,6 +146,6 @@ PROBE = Probe(
     parse,
     needs="command -v nvidia-smi",
     marks=re.compile(
-        r"(?m)^.{0,40}\bGPU\d{1,3}\b.*(?:\b(?:NV\d+|PIX|PXB|PHB|NODE|SYS|SOC)|\sX)(?:\s|[A-Z]|\Z)"
+        r"(?m)^.{0,40}\bGPU\d{1,3}\b.*(?:\b(?:NV\d+|PIX|PXB|PHB|NODE|SYS|SOC)|\sX)(?:\s|NV\d|PIX|PXB|PHB|NODE|SYS|SOC|\Z)"
     ),
 )
