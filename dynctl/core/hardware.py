@@ -18,6 +18,8 @@ from dynctl.core.machine import (
     Software,
     Sshd,
 )
+from dynctl.core.text import clean
+from dynctl.core.units import format_bytes
 
 
 class GpuState(StrEnum):
@@ -66,6 +68,16 @@ class Gpu:
     mig_slices: tuple[str, ...] = ()
     """Profiles of the MIG devices it is cut into."""
     health: GpuHealth = field(default_factory=GpuHealth)
+
+    @property
+    def holders(self) -> str:
+        """The processes of others on it, for a message: `pid 7 train of ana, 1.2 GiB`; empty when there are none."""
+        return "; ".join(
+            f"pid {p.pid} {clean(p.name, 60)} of {clean(p.user or '?', 40)}, "
+            f"{'unknown' if p.memory_bytes is None else format_bytes(p.memory_bytes)} held"
+            for p in self.processes
+            if not p.is_ours
+        )
 
 
 @dataclass(frozen=True, slots=True)

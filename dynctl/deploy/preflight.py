@@ -7,7 +7,7 @@ from dynctl.agents.protocol import HostSlice
 from dynctl.core.hardware import GpuState, Topology
 from dynctl.core.inventory import HostEntry
 from dynctl.core.text import clean
-from dynctl.core.units import MIB, format_bytes
+from dynctl.core.units import MIB
 from dynctl.deploy.diff import RELAY_ID, unit_changes
 from dynctl.deploy.observe import PROGRAM_TIMEOUT_S, Seat, call
 from dynctl.deploy.steps import HostGoal, HostState
@@ -99,12 +99,8 @@ def _gpu_problems(slice_: HostSlice, fresh: set[str], topology: Topology) -> lis
                 text = f"{engine.id} is planned on GPU {planned.uuid}, which is not there"
                 problems.append(Problem(slice_.host_name, text, "plan again: dynctl plan"))
             elif gpu.state is not GpuState.FREE:
-                holders = "; ".join(
-                    f"pid {p.pid} {clean(p.name, 60)} of {p.user or '?'}, {format_bytes(p.memory_bytes or 0)}"
-                    for p in gpu.processes
-                    if not p.is_ours
-                )
-                text = f"GPU {gpu.index} ({gpu.uuid}) is {gpu.state.value}{': ' + holders if holders else ''}"
+                held = f", held by {gpu.holders}" if gpu.holders else ""
+                text = f"GPU {gpu.index} ({gpu.uuid}) is {gpu.state.value}{held}"
                 problems.append(
                     Problem(
                         slice_.host_name,

@@ -156,7 +156,8 @@ def _gpu_problems(ground: _Ground) -> Iterator[str]:
             if host is not None and gpu is None:
                 yield f"{replica.id}: {host.name} has no GPU {planned.uuid}"
             elif gpu is not None and gpu.state is not GpuState.FREE:
-                yield f"{replica.id}: GPU {gpu.index} of {replica.host_name} is {gpu.state.value}"
+                held = f", held by {gpu.holders}" if gpu.holders else ""
+                yield f"{replica.id}: GPU {gpu.index} of {replica.host_name} is {gpu.state.value}{held}"
         if len({kind_of(known[g.uuid]) for g in replica.gpus if g.uuid in known}) > 1:
             yield f"{replica.id}: GPUs of different kinds in one engine"
 
