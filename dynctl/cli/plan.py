@@ -30,53 +30,66 @@ class PlanOutput(StrEnum):
     YAML = "yaml"
 
 
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", help="Where to write the plan; default: plan.yaml by the inventory."),
+]
+Why = Annotated[
+    bool, typer.Option("--why", help="Tell every layout that was looked at, and why not it.")
+]
+WhatIf = Annotated[
+    str | None,
+    typer.Option("--what-if", help="Compare with a change: '+2 h100, rate x1.5, kv fp8'."),
+]
+Traces = Annotated[
+    list[str] | None,
+    typer.Option("--trace", help="[DEPLOYMENT=]FILE of JSON lines: plan for this workload."),
+]
+Simulate = Annotated[
+    bool, typer.Option("--simulate", help="Replay the workload on simulated engines.")
+]
+Seed = Annotated[int, typer.Option("--seed", help="Of the simulation.")]
+Advanced = Annotated[
+    bool, typer.Option("--advanced", help="Try pipelines also where the model fits without.")
+]
+PythonTopology = Annotated[
+    Path | None,
+    typer.Option("--python-topology", help="Run this Python file instead of the inventory."),
+]
+Captures = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--from",
+        metavar="[NAME=]PATH",
+        help="Plan from what dynctl discover --script printed, without reaching the hosts.",
+    ),
+]
+DetailedExitcode = Annotated[
+    bool,
+    typer.Option(
+        "--detailed-exitcode", help="Exit 10 when the plan differs from the file, 0 when not."
+    ),
+]
+Output = Annotated[
+    PlanOutput, typer.Option("-o", "--output", help="table for people, json or yaml.")
+]
+
+
 def command(
     *,
     inventory: InventoryPath = DEFAULT_INVENTORY,
     local: Local = False,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Where to write the plan; default: plan.yaml by the inventory."),
-    ] = None,
-    why: Annotated[
-        bool, typer.Option("--why", help="Tell every layout that was looked at, and why not it.")
-    ] = False,
-    what_if: Annotated[
-        str | None,
-        typer.Option("--what-if", help="Compare with a change: '+2 h100, rate x1.5, kv fp8'."),
-    ] = None,
-    trace: Annotated[
-        list[str] | None,
-        typer.Option("--trace", help="[DEPLOYMENT=]FILE of JSON lines: plan for this workload."),
-    ] = None,
-    simulate: Annotated[
-        bool, typer.Option("--simulate", help="Replay the workload on simulated engines.")
-    ] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Of the simulation.")] = 1,
-    advanced: Annotated[
-        bool, typer.Option("--advanced", help="Try pipelines also where the model fits without.")
-    ] = False,
-    python_topology: Annotated[
-        Path | None,
-        typer.Option("--python-topology", help="Run this Python file instead of the inventory."),
-    ] = None,
-    captures: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--from",
-            metavar="[NAME=]PATH",
-            help="Plan from what dynctl discover --script printed, without reaching the hosts.",
-        ),
-    ] = None,
-    detailed_exitcode: Annotated[
-        bool,
-        typer.Option(
-            "--detailed-exitcode", help="Exit 10 when the plan differs from the file, 0 when not."
-        ),
-    ] = False,
-    output: Annotated[
-        PlanOutput, typer.Option("-o", "--output", help="table for people, json or yaml.")
-    ] = PlanOutput.TABLE,
+    out: Out = None,
+    why: Why = False,
+    what_if: WhatIf = None,
+    trace: Traces = None,
+    simulate: Simulate = False,
+    seed: Seed = 1,
+    advanced: Advanced = False,
+    python_topology: PythonTopology = None,
+    captures: Captures = None,
+    detailed_exitcode: DetailedExitcode = False,
+    output: Output = PlanOutput.TABLE,
 ) -> None:
     """Lay out prefill and decode pools, with predicted latency and throughput.
 

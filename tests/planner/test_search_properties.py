@@ -167,24 +167,6 @@ def test_more_gpus_or_looser_goals_never_make_it_infeasible_nor_lower_the_goodpu
     assert goodput(few, looser) >= first
 
 
-@given(seed=st.integers(0, 2**32))
-@settings(max_examples=30, deadline=None)
-def test_a_higher_rate_never_needs_fewer_gpus(build, seed):
-    rng = random.Random(seed)
-    hosts = [build.host(f"h{i}", 8, rng.choice(["h100", "h200"]), nics=True) for i in range(4)]
-    slo = rng.choice([Slo(3000, 100), Slo(itl_ms=40), Slo(2000)])
-    isl = rng.choice([512, 4096])
-
-    def gpus(rate):
-        wish = build.wish("llama-70b", workload=Workload(isl, 128, rate), slo=slo)
-        plan = plan_or_none(build.cluster(hosts, wish))
-        return 10**9 if plan is None else sum(len(r.gpus) for _, _, r in plan.replicas())
-
-    rates = sorted(rng.uniform(0.1, 20) for _ in range(3))
-    counts = [gpus(rate) for rate in rates]
-    assert counts == sorted(counts)
-
-
 def test_the_digest_ignores_estimates_and_follows_the_layout(build):
     slow = build.cluster(
         [build.host("a", 8)], build.wish("llama-8b", workload=Workload(rate_rps=1))
