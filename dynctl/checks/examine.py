@@ -1,4 +1,7 @@
-"""Runs the checks over the evidence and sorts what they found. Not here: gathering, showing. Pure."""
+"""Runs the checks over the evidence and sorts what they found. Not here: gathering, showing.
+
+IO: imports the catalog's modules.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, Severity
-from dynctl.checks.shell import quote, root_line
+from dynctl.checks.shell import root_line
 
 CODE = "acs-on"
 
@@ -23,7 +23,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             (f"bridges: {', '.join(bridges[:8])}",),
             "switch ACS off in the firmware, or on the bridges after each boot",
             root_line(host, "setpci", "-s", bridges[0], "ECAP_ACS+0x6.w=0000"),
-            verify=f"setpci -s {quote(bridges[0])} ECAP_ACS+0x6.w | grep -vx 0000",
+            verify=f"{root_line(host, 'setpci', '-s', bridges[0], 'ECAP_ACS+0x6.w')} | grep -vx 0000",
             verify_on=host.name,
         )
 

@@ -14,6 +14,8 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
         for listener in audit.listeners:
             if not (listener.is_engine or listener.root) or not is_open(listener):
                 continue
+            if listener.root not in ("", evidence.roots.get(host.name)):
+                continue  # another cluster of dynctl has its own plan
             if is_planned(evidence, host.name, listener) or listener.port == 8265:
                 continue
             yield Finding(

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, Severity
+from dynctl.checks.shell import root_line
 
 CODE = "sshd-forwarding-off"
 
@@ -20,7 +21,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             "forwarding to Unix sockets is forbidden: dynctl cannot reach its agent",
             ("AllowStreamLocalForwarding no, or DisableForwarding yes",),
             "set AllowStreamLocalForwarding yes (or local) in /etc/ssh/sshd_config, for this user at least, and reload sshd",
-            verify="sshd -T | grep -iE '^(allowstreamlocalforwarding (no|remote)|disableforwarding yes)'",
+            verify=f"{root_line(host, 'sshd', '-T')} | grep -iE '^(allowstreamlocalforwarding (no|remote)|disableforwarding yes)'",
             verify_on=host.name,
         )
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, red_if
-from dynctl.checks.shell import where
+from dynctl.checks.shell import root_line, where
 
 CODE = "sshd-sessions-few"
 
@@ -25,7 +25,8 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             f"MaxSessions {value}: dynctl runs up to {_LEAST} at once over one connection",
             (f"MaxSessions {value}",),
             "raise MaxSessions in /etc/ssh/sshd_config (10 is its default) and reload sshd",
-            verify="sshd -T | " + where(f'$1 == "maxsessions" && $2 < {_LEAST}'),
+            verify=f"{root_line(host, 'sshd', '-T')} | "
+            + where(f'$1 == "maxsessions" && $2 < {_LEAST}'),
             verify_on=host.name,
         )
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, Severity
+from dynctl.checks.shell import root_line
 
 CODE = "sshd-startups-few"
 
@@ -25,7 +26,10 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             f"MaxStartups {text}: logins are dropped when {start} others are being set up",
             (f"MaxStartups {text}",),
             "set MaxStartups 10:30:100 (its default) or higher in /etc/ssh/sshd_config and reload sshd; a jump host needs more",
-            verify=f'sshd -T | awk \'$1 == "maxstartups" {{ split($2, a, ":"); if (a[1] < {_LEAST}) {{ print; n++ }} }} END {{ exit !n }}\'',
+            verify=(
+                f'{root_line(host, "sshd", "-T")} | awk \'$1 == "maxstartups" '
+                f'{{ split($2, a, ":"); if (a[1] < {_LEAST}) {{ print; n++ }} }} END {{ exit !n }}\''
+            ),
             verify_on=host.name,
         )
 
