@@ -205,7 +205,13 @@ class Replay:
 
     def _place(self, flight: _Flight) -> bool:
         now_s = self._clock.now_s
-        order = Order(str(flight.number), flight.prompt, None, flight.call.osl_tokens)
+        order = Order(
+            str(flight.number),
+            flight.prompt,
+            None,
+            flight.call.osl_tokens,
+            route_key=_route_key(flight.call),
+        )
         placed = self._placement.place(order, now_s)
         if isinstance(placed, Unplaced):
             return False
@@ -298,7 +304,7 @@ class Replay:
             flight.is_done = True
             ledger.answered(Leg.MAIN, _usage(flight, flight.num_tokens))
             ledger.ended()
-            ledger.completed(flight.call.isl_tokens, self._workers)
+            self._workers.lengths.learn(_route_key(flight.call), flight.num_tokens)
             ledger.bookings.pop(Leg.MAIN).release()
             self._pump()
 
@@ -359,6 +365,11 @@ def simulate(
 ) -> SimReport:
     """Replay a trace through a router and engines."""
     return Replay(trace, engines, setting).run(slo)
+
+
+def _route_key(call: Call) -> str:
+    """What the router takes for a kind of request where the client names none."""
+    return f"completions:{call.osl_tokens}"
 
 
 def _usage(flight: _Flight, num_tokens: int) -> Usage:
