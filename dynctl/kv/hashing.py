@@ -85,10 +85,14 @@ class PromptBlocks:
 
     def hashes(self) -> list[BlockHash]:
         """Hash every depth in one pass over the prompt: (num_blocks,), shallowest first."""
-        state = xxhash.xxh64(b"", self._seed)
+        return self.hashes_from(0)
+
+    def hashes_from(self, depth: int) -> list[BlockHash]:
+        """Hash every depth beyond one: (num_blocks - depth,), shallowest first."""
+        state = self.start(depth)
         out: list[BlockHash] = []
         stride = self.stride_bytes
-        for start in range(0, self.num_blocks * stride, stride):
+        for start in range(depth * stride, self.num_blocks * stride, stride):
             state.update(self.data[start : start + stride])
             out.append(BlockHash(state.intdigest()))
         return out
@@ -112,6 +116,10 @@ class BlockHasher:
     def prompt(self, token_ids: Sequence[int], namespace: bytes = b"") -> PromptBlocks:
         """Prepare a prompt's full blocks; packing costs 6 ns a token, hashes are computed on demand."""
         return PromptBlocks(pack_tokens(token_ids), self._seed_of(namespace), self._stride_bytes)
+
+    def again(self, blocks: PromptBlocks) -> PromptBlocks:
+        """The same tokens under this hasher's seed and block size."""
+        return PromptBlocks(bytes(blocks.data), self._seed_of(b""), self._stride_bytes)
 
     def start(self, namespace: bytes = b"") -> PrefixState:
         """Begin an empty prefix, to be extended block by block."""

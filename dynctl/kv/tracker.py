@@ -41,6 +41,8 @@ class TrackerCounts:
 
     num_unknown_removed: int = 0
     num_orphans_dropped: int = 0
+    num_keyed_roots: int = 0
+    """First blocks with a LoRA, a cache salt or other extra keys: only requests with the same find them."""
     num_other_tier: int = 0
     """Events of slower tiers or of other groups of layers, left out."""
 
@@ -132,7 +134,7 @@ class BlockTracker:
         return (
             not self._cut_off
             and not self._below_gap
-            and event.extra_keys is None
+            and not any(event.extra_keys or ())
             and len(set(event.block_hashes)) == len(event.block_hashes)
             and self._states.keys().isdisjoint(event.block_hashes)
         )
@@ -141,7 +143,9 @@ class BlockTracker:
         """Do what `_extend` does, for the plain event nearly all are: the whole cost of ingest is here."""
         parent, handles = event.parent_block_hash, event.block_hashes
         states = self._states
-        state = self._hasher.start(namespace(event.lora_name)) if parent is None else states[parent]
+        name = namespace(event.lora_name)
+        state = self._hasher.start(name) if parent is None else states[parent]
+        self.counts.num_keyed_roots += parent is None and name != b""
         words, stride = memoryview(pack_tokens(event.token_ids)), event.block_size * 4
         blocks, start = [], 0
         for handle in handles:
@@ -166,7 +170,9 @@ class BlockTracker:
         keys_of = event.extra_keys or (None,) * len(event.block_hashes)
         first_keys = _own_keys(keys_of[0], event.lora_name) if keys_of else ()
         if parent is None:
-            state = self._hasher.start(namespace(event.lora_name, first_keys))
+            name = namespace(event.lora_name, first_keys)
+            self.counts.num_keyed_roots += name != b""
+            state = self._hasher.start(name)
         else:
             state = self._states[parent]
         words = memoryview(pack_tokens(event.token_ids))

@@ -22,6 +22,10 @@ def answer(desk: "Desk", method: str, path: str, query: bytes) -> tuple[int, byt
     match (method, path):
         case ("GET", "/decisions"):
             return _decisions(desk, args)
+        case ("GET", "/hits"):
+            return 200, msgspec.json.encode(desk.hits.to_json())
+        case ("GET", "/findings"):
+            return 200, msgspec.json.encode(desk.probes.findings())
         case ("GET", "/policy"):
             return _policy(desk)
         case ("POST", "/policy"):

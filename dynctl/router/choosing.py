@@ -48,6 +48,7 @@ class Need(NamedTuple):
     """Of prefill, on the engines' average."""
     transfer_ms_per_token: float | None = None
     """Set when another engine does the prefill: what the prompt's uncached tokens then cost here."""
+    transfer_setup_ms: float = 0.0
     is_continuation: bool = False
     """Whether the cached prefix is this conversation's own."""
     near_ms: float = 1.0

@@ -72,7 +72,8 @@ class Decision:
         load, need = self.loads[position], self.need
         uncached = max(need.prompt_tokens - self.overlaps_tokens[position], 1)
         if need.transfer_ms_per_token is not None:
-            return {"queue_ms": 0.0, "prefill_ms": uncached * need.transfer_ms_per_token}
+            move_ms = need.transfer_setup_ms + uncached * need.transfer_ms_per_token
+            return {"transfer_ms": move_ms}
         return {
             "queue_ms": max(load.free_at_s - need.now_s, 0.0) * 1e3,
             "prefill_ms": load.prefill_base_ms + uncached * load.prefill_ms_per_token,

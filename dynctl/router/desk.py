@@ -12,14 +12,17 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dynctl import registry
+from dynctl.core.text import clean
 from dynctl.router.admission import RetryBudget, WaitingLine, queue_timeout
 from dynctl.router.api.answers import Failure
 from dynctl.router.choosing import Policy
 from dynctl.router.config import RouterConfig
 from dynctl.router.decisions import DecisionRing
+from dynctl.router.hits import HitBook
 from dynctl.router.metrics import Metrics, gauge
 from dynctl.router.placement import Placement
 from dynctl.router.prefix_index import PrefixIndex
+from dynctl.router.probes import Probes
 from dynctl.router.prompt import Hashers
 from dynctl.router.sources.fleet import Fleet
 from dynctl.router.tokens import ModelTokenizer, PromptTokens
@@ -33,6 +36,8 @@ log = logging.getLogger("dynctl.router")
 _TICK_S = 0.1
 _CHECK_EVERY = 5
 """Deadlines of running requests are looked at every half second."""
+
+_PROBE_EVERY = 10
 
 _GENERATING = frozenset(("decode", "aggregated"))
 
@@ -56,7 +61,11 @@ class Desk:
         self.tokens = PromptTokens(tokenizer, settings)
         self.workers = WorkerTable(settings)
         self.index = PrefixIndex(settings.index_max_bytes)
-        self.fleet = Fleet(self.workers, self.index, self.metrics, self.pump_soon)
+        self.hits = HitBook()
+        self.probes = Probes(self.workers, self.index, self.hashers)
+        self.fleet = Fleet(
+            self.workers, self.index, self.metrics, self.pump_soon, self.probes.notes
+        )
         self.policy_name = config.policy
         self.placement = Placement(
             self.workers, self.index, load_policy(config.policy), settings, self.rng
@@ -159,6 +168,9 @@ class Desk:
             for flight in self.line.expired(now_s):
                 flight.expire(queue_timeout())
             self.pump_soon()
+        if self._ticks % _PROBE_EVERY == 0:
+            for finding in self.probes.tick(now_s):
+                log.warning("engine %s: %s (%s)", clean(finding.engine), finding.text, finding.hint)
         if self._ticks % _CHECK_EVERY == 0:
             for flight in tuple(self.flights):
                 flight.check(now_s)
@@ -212,6 +224,14 @@ class Desk:
         )
         yield from gauge("tokenizer_engines", "Engines by parity.", by_parity, ("parity",))
         yield from gauge("index_blocks", "Distinct block hashes.", {(): len(self.index)})
+        parts: dict[tuple[str, ...], float] = {
+            (part,): float(tokens) for part, tokens in self.hits.tokens.items()
+        }
+        yield from gauge("hit_tokens", "Prompt tokens by what became of them.", parts, ("part",))
+        found: dict[tuple[str, ...], float] = {
+            (f.engine, f.cause): 1.0 for f in self.probes.findings()
+        }
+        yield from gauge("findings", "Broken preconditions.", found, ("engine", "cause"))
         yield from gauge("start_time_seconds", "Start, Unix time.", {(): self._started_unix_s})
 
 

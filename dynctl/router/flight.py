@@ -400,7 +400,8 @@ class Flight:
             self._reply.end_stream(self._body)
         else:
             self._reply.whole(self._body)
-        self._ledger.completed(self._prompt.num_tokens, self._desk.workers)
+        desk = self._desk
+        self._ledger.completed(self._prompt.num_tokens, desk.workers, desk.hits, desk.probes)
 
     def _cancel_call(self) -> None:
         if self._call is not None:

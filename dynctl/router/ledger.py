@@ -6,8 +6,10 @@ Not here: what happens next (`handoff`), connections (`flight`). Pure: times are
 from dynctl.router.api.streams import Usage
 from dynctl.router.decisions import Decision, DecisionRing
 from dynctl.router.handoff import Leg
+from dynctl.router.hits import HitBook, Outlook
 from dynctl.router.metrics import Metrics
 from dynctl.router.placement import Placed
+from dynctl.router.probes import Probes
 from dynctl.router.transfer_cost import Move
 from dynctl.router.workers import Booking, WorkerTable
 
@@ -22,6 +24,7 @@ class Ledger:
         "_metrics",
         "_move",
         "_num_tokens",
+        "_outlook",
         "_prefill_ms",
         "_ring",
         "arrived_s",
@@ -41,6 +44,7 @@ class Ledger:
         self._first_s = 0.0
         self._prefill_ms: dict[Leg, float] = {}
         """How long each leg's prefill took, its turn in the engine's queue excluded."""
+        self._outlook: Outlook | None = None
         self._move: Move | None = None
         """The transfer under way to the engine that generates."""
         self._num_tokens = 0
@@ -62,6 +66,7 @@ class Ledger:
             self.bookings[Leg.MAIN] = placed.main
             self.needs_prefill = placed.prefill is not None
             self._move = placed.move
+        self._outlook = placed.outlook or self._outlook
         if placed.prefill is not None:
             self.bookings[Leg.PREFILL] = placed.prefill
         if placed.overlap_tokens is not None:
@@ -142,7 +147,9 @@ class Ledger:
         itl_ms = (self.last_s - self._first_s) * 1e3 / (num - 1)
         booking.worker.gaps_took(itl_ms)
 
-    def completed(self, prompt_tokens: int, workers: WorkerTable) -> None:
+    def completed(
+        self, prompt_tokens: int, workers: WorkerTable, hits: HitBook, probes: Probes
+    ) -> None:
         """Count the tokens of a request that was served whole; `prompt_tokens` is our own count, for want of a better."""
         metrics, usage = self._metrics, self.usage
         if usage is not None:
@@ -152,6 +159,9 @@ class Ledger:
                 workers.lengths.learn(decision.route_key, usage.output_tokens)
         metrics.prompt_tokens.add(by=prompt_tokens)
         metrics.predicted_hit_tokens.add(by=min(self.overlap_tokens, prompt_tokens))
+        if self._outlook is not None:
+            hits.completed(self._outlook, prompt_tokens, self._cached_tokens)
+            probes.ended(self._outlook, self._cached_tokens, max(self.last_s, self.sent_s))
         if self._cached_tokens:
             metrics.engine_cached_tokens.add(by=self._cached_tokens)
 

@@ -16,6 +16,7 @@ from dynctl.router.config import Settings
 from dynctl.router.decisions import Decision
 from dynctl.router.fallback import RoutingBreaker
 from dynctl.router.forks import Forks
+from dynctl.router.hits import Outlook
 from dynctl.router.policies.least_loaded import POLICY as PLAIN
 from dynctl.router.prefix_index import PrefixIndex, Tier
 from dynctl.router.prompt import Prompt
@@ -30,6 +31,8 @@ from dynctl.router.transfer_cost import (
 from dynctl.router.workers import Booking, View, Worker, WorkerTable
 
 log = logging.getLogger("dynctl.router")
+
+_USUAL_BLOCK = 16
 
 _DECODE = frozenset(("decode",))
 _PREFILL = frozenset(("prefill",))
@@ -68,6 +71,8 @@ class Placed:
     """Expected cached on the engine that does the prefill; None: as known before."""
     move: Move | None = None
     """The transfer this leads to."""
+    outlook: Outlook | None = None
+    """What was known of the prompt on the engine that prefills it; None: no tokens, or no index asked."""
     local_reason: str = ""
     """Why a decode engine does its own prefill; empty where that is not the case."""
     decisions: list[Decision] = field(default_factory=list)
@@ -127,8 +132,16 @@ class Placement:
         if not mains:
             return Unplaced(self._why_none(order, roles))
         if roles is not _DECODE:
-            booking, decision = self._book(order, self._pick(order, "whole", view, mains, now_s))
-            return Placed(booking, None, decision.overlap_tokens, decisions=[decision])
+            pick = self._pick(order, "whole", view, mains, now_s)
+            booking, decision = self._book(order, pick)
+            return Placed(
+                booking,
+                None,
+                decision.overlap_tokens,
+                None,
+                self._outlook(order, pick),
+                decisions=[decision],
+            )
         return self._place_split(order, view, mains, now_s)
 
     def place_main(self, order: Order, now_s: float) -> Placed | Unplaced:
@@ -146,8 +159,10 @@ class Placement:
         prefills = self._candidates(order, view, now_s)
         if not prefills:
             return Placed(None, None, None, local_reason="no_prefill_engine")
-        booking, decision = self._book(order, self._pick(order, "prefill", view, prefills, now_s))
-        return Placed(None, booking, decision.overlap_tokens, decisions=[decision])
+        pick = self._pick(order, "prefill", view, prefills, now_s)
+        booking, decision = self._book(order, pick)
+        outlook = self._outlook(order, pick)
+        return Placed(None, booking, pick.overlap, None, outlook, decisions=[decision])
 
     def prefill_locally(self, prompt: Prompt, main: Booking, now_s: float) -> int:
         """Enter the whole prefill in the decode engine's books; return the overlap expected there."""
@@ -179,7 +194,8 @@ class Placement:
         if reason:
             booking, decision = self._book(order, main)
             booking.prefill_here(max(order.prompt.num_tokens - main.overlap, 1), now_s)
-            return Placed(booking, None, main.overlap, None, reason, [decision])
+            outlook = self._outlook(order, main)
+            return Placed(booking, None, main.overlap, None, outlook, reason, [decision])
         booking, decision = self._book(order, main)
         prefill_booking, prefill_decision = self._book(order, prefill)
         start_s = prefill_booking.worker.free_at_s
@@ -187,7 +203,13 @@ class Placement:
         self.links.book(prefill.worker.id, main.worker.id, tokens, start_s)
         move = Move(self.links, prefill.worker.id, main.worker.id, tokens)
         return Placed(
-            booking, prefill_booking, prefill.overlap, move, "", [decision, prefill_decision]
+            booking,
+            prefill_booking,
+            prefill.overlap,
+            move,
+            self._outlook(order, prefill),
+            "",
+            [decision, prefill_decision],
         )
 
     def _path(
@@ -225,8 +247,10 @@ class Placement:
     def _place_local(
         self, order: Order, view: View, mains: Sequence[Worker], reason: str, now_s: float
     ) -> Placed:
-        booking, decision = self._book(order, self._pick(order, "whole", view, mains, now_s))
-        return Placed(booking, None, decision.overlap_tokens, None, reason, [decision])
+        pick = self._pick(order, "whole", view, mains, now_s)
+        booking, decision = self._book(order, pick)
+        outlook = self._outlook(order, pick)
+        return Placed(booking, None, decision.overlap_tokens, None, outlook, reason, [decision])
 
     def _main_roles(self, model: str | None) -> frozenset[str]:
         """Decode engines generate where there are any that serve; otherwise whole-request engines."""
@@ -272,7 +296,8 @@ class Placement:
             now_s,
             table.recent_unit(now_s),
             table.tally.prefill.slope,
-            settings.transfer_ms_per_token if leg == "decode" else None,
+            self.links.ms_per_token if leg == "decode" else None,
+            self.links.setup_ms,
             bool(prompt.is_continuation),
             settings.near_ms,
             settings.near_ratio,
@@ -330,6 +355,16 @@ class Placement:
             need.prompt_tokens, uncached, need.output_tokens, need.now_s, need.recent_unit
         )
         return booking, decision
+
+    def _outlook(self, order: Order, pick: _Pick) -> Outlook | None:
+        # An engine that never said its block size is looked at too: that is one of the faults to be found.
+        size = pick.worker.block_size or _USUAL_BLOCK
+        blocks = order.prompt.blocks(size) if pick.decision.asked.uses_index else None
+        if blocks is None:
+            return None
+        held = max(pick.decision.overlaps_tokens)
+        cacheable = order.prompt.num_cacheable(size)
+        return Outlook(pick.worker, blocks, cacheable, size, held, pick.overlap)
 
     def _overlaps(self, prompt: Prompt, view: View, workers: Sequence[Worker]) -> list[int]:
         """Tokens the index expects cached, per worker; 0 where nothing can be known."""

@@ -51,6 +51,8 @@ class _Slot:
 
     bit: int
     num_blocks: int = 0
+    num_stored: int = 0
+    """Ever; does not shrink."""
 
 
 class PrefixIndex:
@@ -138,6 +140,7 @@ class PrefixIndex:
             mask = (mask & live) | bit
             shard[block] = masks.setdefault(mask, mask)
         slot.num_blocks += added
+        slot.num_stored += added
         if len(masks) > _MAX_MASKS:
             self._masks = {}
         return True
@@ -279,6 +282,16 @@ class PrefixIndex:
         return sum(
             s.num_blocks for source, s in self._slots.items() if source.engine_id == engine_id
         )
+
+    def num_stored(self, engine_id: str) -> int:
+        """Blocks an engine was ever said to hold since it began."""
+        return sum(s.num_stored for source, s in self._slots.items() if source[0] == engine_id)
+
+    def is_published(self, engine_id: str, block: int) -> bool:
+        """Tell whether the engine itself was said to hold a block; what is only expected does not count."""
+        at = block & _SHARD_BITS
+        mask = self._young[at].get(block) or self._old[at].get(block, 0)
+        return any(mask & s.bit for source, s in self._slots.items() if source[0] == engine_id)
 
     def __len__(self) -> int:
         """Distinct hashes held, including ones whose engines are retired and not yet swept."""

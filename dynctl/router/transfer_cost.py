@@ -72,6 +72,16 @@ class Links:
         self._busy_until_s: dict[str, float] = {}
         """By engine, sending or receiving."""
 
+    @property
+    def setup_ms(self) -> float:
+        """Before a transfer's first byte, on the pairs' average."""
+        return self._all.base
+
+    @property
+    def ms_per_token(self) -> float:
+        """Of a transfer, on the pairs' average."""
+        return self._all.slope
+
     def cost(self, source: str, target: str, tokens: int, now_s: float) -> MoveCost:
         """Predict a transfer that would start at `now_s`."""
         pair = self._pairs.get((source, target))

@@ -70,6 +70,7 @@ class DirectSource:
         self._starts = itertools.count(1)
         self._info: EngineInfo | None = None
         """None: not there, or not seen yet."""
+        self._is_caching: bool | None = None
         self._reader: KvEventReader | None = None
         self._parity: asyncio.Task[None] | None = None
 
@@ -103,9 +104,15 @@ class DirectSource:
         health = await self._route.fetch("GET", "/health", timeout_s=self._poll_s + 1.0)
         if health.status != 200:
             raise UpstreamError("status", f"/health {health.status}", before_first_byte=False)
+        if self._reader is not None:
+            unreadable = self._reader.num_errors + self._reader.num_unknown_events
+            self._fleet.notes_of(self._target.id).num_undecodable = unreadable
         if self._info is None:
             self._info = await self._introduce()
             self._announce(self._info)
+            notes = self._fleet.notes_of(self._target.id)
+            notes.has_events_source = self._target.kv_events is not None
+            notes.is_caching = self._is_caching
             self._start_reading(self._info)
             engine = (self._info.id, self._info.incarnation, self._info.model)
             self._parity = group.create_task(
@@ -132,6 +139,8 @@ class DirectSource:
             max_model_len_tokens=models[0].max_model_len or 0,
         )
         layout = await self._layout()
+        caching = layout.get("enable_prefix_caching")
+        self._is_caching = None if caching is None else caching != "False"
         return replace(
             info,
             block_size_tokens=_number(layout, "block_size"),
@@ -216,6 +225,8 @@ class _EventSink:
             tracker = self._trackers[batch.dp_rank] = BlockTracker(self._hashers.of(size))
             self._fleet.index.begin(source)
         self._apply(source, tracker.apply(batch.events, self._loop.time()))
+        if tracker.counts.num_keyed_roots:
+            self._fleet.notes_of(source.engine_id).num_keyed = tracker.counts.num_keyed_roots
 
     def on_reset(self) -> None:
         """Forget the engine's blocks: it started anew, or events are lost for good."""

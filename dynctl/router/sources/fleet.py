@@ -10,6 +10,7 @@ from dynctl.core.deployment import EngineInfo
 from dynctl.core.text import clean
 from dynctl.router.metrics import Metrics
 from dynctl.router.prefix_index import PrefixIndex
+from dynctl.router.probes import EngineNotes
 from dynctl.router.sources.route import Route
 from dynctl.router.workers import WorkerTable
 
@@ -25,7 +26,10 @@ class Fleet:
         index: PrefixIndex,
         metrics: Metrics,
         on_change: Callable[[], None],
+        notes: dict[str, EngineNotes] | None = None,
     ) -> None:
+        """`notes` is where sources leave what they notice about an engine."""
+        self._notes = {} if notes is None else notes
         self.workers = workers
         self.index = index
         self.metrics = metrics
@@ -48,6 +52,7 @@ class Fleet:
         if is_new:
             # Blocks of an older start are void before anything can be routed by them.
             self.index.drop(info.id)
+            self._notes.pop(info.id, None)
             log.info(
                 "engine %s (%s): %s, %s, block size %d",
                 clean(info.id),
@@ -61,6 +66,10 @@ class Fleet:
         self._on_change()
         return is_new
 
+    def notes_of(self, engine_id: str) -> EngineNotes:
+        """What was noticed about an engine so far; to be written to."""
+        return self._notes.setdefault(engine_id, EngineNotes())
+
     def lost(self, source: str, engine_id: str) -> None:
         """Forget an engine that its source no longer names."""
         if self._owners.get(engine_id) != source:
@@ -69,6 +78,7 @@ class Fleet:
         self.workers.remove(engine_id)
         self.index.drop(engine_id)
         self.routes.pop(engine_id, None)
+        self._notes.pop(engine_id, None)
         log.info("engine %s is gone", clean(engine_id))
         self._on_change()
 
@@ -83,8 +93,9 @@ class Fleet:
         if worker is not None and worker.incarnation == incarnation and not worker.block_size:
             worker.block_size = block_size
 
-    def set_parity(self, engine_id: str, incarnation: str, parity: str) -> None:
-        """Note how the tokenizer check of one incarnation ended."""
+    def set_parity(self, engine_id: str, incarnation: str, parity: str, detail: str = "") -> None:
+        """Note how the tokenizer check of one incarnation ended, and where the two differ."""
         worker = self.workers.get(engine_id)
         if worker is not None and worker.incarnation == incarnation:
             worker.parity = parity
+            self.notes_of(engine_id).parity_detail = detail

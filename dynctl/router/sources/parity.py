@@ -38,7 +38,7 @@ async def check_parity(
             await asyncio.sleep(_RETRY_S * (attempt + 1))
             continue
         break
-    fleet.set_parity(engine_id, incarnation, parity)
+    fleet.set_parity(engine_id, incarnation, parity, detail)
     if parity == "mismatch":
         log.warning(
             "engine %s counts tokens differently, so its cache is not considered in routing: %s",

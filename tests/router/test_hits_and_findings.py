@@ -1,0 +1,169 @@
+"""Where prompt tokens went, on traces with known answers; and every injected cause of zero hits named in time."""
+
+import random
+
+import pytest
+
+from dynctl.core.deployment import EngineInfo, EngineState
+from dynctl.core.kv import BlockStored
+from dynctl.kv.hashing import BlockHasher
+from dynctl.kv.tracker import BlockTracker
+from dynctl.router.config import Settings
+from dynctl.router.desk import load_policy
+from dynctl.router.findings import Evidence, diagnose
+from dynctl.router.hits import HitBook, Outlook
+from dynctl.router.placement import Order, Placement
+from dynctl.router.prefix_index import PrefixIndex, Source
+from dynctl.router.probes import EngineNotes, Probes
+from dynctl.router.prompt import Hashers, Prompt
+from dynctl.router.workers import WorkerTable
+
+HASHERS = Hashers("deployment")
+BLOCK = 16
+
+
+def prompt_of(seed, num_tokens=321):
+    rng = random.Random(seed)
+    return [rng.randrange(1000) for _ in range(num_tokens)]
+
+
+def outlook(tokens, held=0, predicted=0):
+    blocks = HASHERS.of(BLOCK).prompt(tokens)
+    return Outlook(None, blocks, (len(tokens) - 1) // BLOCK, BLOCK, held, predicted)
+
+
+def test_the_loss_is_split_into_cold_eviction_and_routing():
+    book = HitBook()
+    book.completed(outlook(prompt_of(1)), 321, 0)  # never seen
+    book.completed(outlook(prompt_of(1), held=320, predicted=320), 321, 320)  # all there
+    book.completed(outlook(prompt_of(1), held=320, predicted=0), 321, 0)  # on another engine
+    book.completed(outlook(prompt_of(1), held=128, predicted=128), 321, 128)  # rest evicted
+
+    assert book.tokens == {"hit": 448, "routing": 320, "eviction": 192, "cold": 320}
+    shown = book.to_json()
+    assert shown["bound_unlimited_ratio"] == pytest.approx(960 / 1284, abs=1e-5)
+    assert shown["bound_present_ratio"] == pytest.approx(768 / 1284, abs=1e-5)
+    assert shown["reported_ratio"] == shown["predicted_ratio"]
+
+
+def test_a_shared_start_counts_as_seen_and_the_rest_as_cold():
+    book = HitBook()
+    first, second = prompt_of(1), prompt_of(1)[:160] + prompt_of(2, 161)
+    book.completed(outlook(first), 321, 0)
+    book.completed(outlook(second), 321, None)
+
+    assert book.tokens["eviction"] == 160
+    assert book.tokens["cold"] == 320 + 160
+    assert book.to_json()["requests_reported"] == 1
+
+
+class Scene:
+    """One engine, real index and books, virtual time; a fault says what is wrong with the engine."""
+
+    def __init__(self, fault, *, repeats=True):
+        self.fault, self.repeats = fault, repeats
+        self.table, self.index = WorkerTable(Settings()), PrefixIndex()
+        self.probes = Probes(self.table, self.index, HASHERS)
+        info = EngineInfo(
+            *("e", "e.1", EngineState.READY, "aggregated", "d", "sim", "m"), block_size_tokens=BLOCK
+        )
+        self.table.put(info)
+        rng = random.Random(1)
+        self.placement = Placement(self.table, self.index, load_policy("kv"), Settings(), rng)
+        seed = {"seed": b"another", "no seed": b""}.get(fault, b"deployment")
+        self.size = 32 if fault == "block_size" else BLOCK
+        self.tracker = BlockTracker(BlockHasher(seed, self.size))
+        self.held = set()
+        self.source = Source("e", "e.1")
+        notes = self.probes.notes["e"] = EngineNotes()
+        notes.has_events_source = fault != "no_events_source"
+        notes.is_caching = fault != "caching_off"
+        notes.num_undecodable = 9 if fault == "event_version" else 0
+        if fault in {"tokenizer", "chat_template"}:
+            where = "'a chat'" if fault == "chat_template" else "'Hello'"
+            notes.parity_detail = f"first difference in {where}"
+            self.table.get("e").parity = "mismatch"
+        self.notes = notes
+        self.is_silent = fault in {"no_events_source", "no_events", "event_version", "caching_off"}
+
+    def serve(self, tokens, now_s):
+        prompt = Prompt.known(HASHERS, tokens)
+        placed = self.placement.place(Order("r", prompt, None, 8), now_s)
+        cached = self.run(tokens, now_s)
+        placed.main.prefill_ended(now_s)
+        placed.main.release()
+        given = placed.outlook or outlook(tokens)._replace(worker=placed.main.worker)
+        self.probes.ended(given, cached, now_s)
+
+    def run(self, tokens, now_s):
+        """Compute a prompt as the engine does; returns the cached tokens it reports."""
+        size, parent, events, cached = self.size, None, [], 0
+        for end in range(size, len(tokens) + 1, size):
+            handle = hash(tuple(tokens[:end])) & (2**64 - 1)
+            if handle in self.held:
+                cached = end
+            else:
+                self.held.add(handle)
+                lora = "tuned" if self.fault == "salt" else None
+                block = tuple(tokens[end - size : end])
+                events.append(BlockStored((handle,), parent, block, size, lora_name=lora))
+            parent = handle
+        if not self.is_silent:
+            if not self.index.holds(self.source):
+                self.index.begin(self.source)
+            self.index.store(self.source, self.tracker.apply(events, now_s).stored)
+            self.notes.num_keyed = self.tracker.counts.num_keyed_roots
+        if self.fault in {"never_reused", "caching_off"}:
+            return 0
+        return None if self.fault == "no_report" else cached
+
+    def seconds_until_named(self):
+        """Run for a minute; when the finding came, and what it was."""
+        now_s, named = 0.0, None
+        for step in range(300):
+            now_s = step * 0.2
+            seed = step % 5 if self.repeats else step
+            self.serve(prompt_of(seed), now_s)
+            if step % 5 == 0:
+                self.index.sweep(now_s)
+                for finding in self.probes.tick(now_s):
+                    named = named or (now_s, finding.cause)
+        return named
+
+
+CAUSES = {
+    "no_events_source": "no_events_source",
+    "no_events": "no_events",
+    "event_version": "event_version",
+    "caching_off": "caching_off",
+    "tokenizer": "tokenizer",
+    "chat_template": "chat_template",
+    "block_size": "block_size",
+    "seed": "seed",
+    "no seed": "seed",
+    "salt": "salt",
+    "no_report": "no_report",
+    "never_reused": "never_reused",
+}
+
+
+@pytest.mark.parametrize("fault", CAUSES)
+def test_each_injected_cause_is_named_within_30_seconds(fault):
+    found = Scene(fault).seconds_until_named()
+
+    assert found is not None
+    at_s, cause = found
+    assert cause == CAUSES[fault]
+    assert at_s <= 30.0
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_a_healthy_engine_is_never_accused_also_when_nothing_repeats(repeats):
+    scene = Scene("", repeats=repeats)
+
+    assert scene.seconds_until_named() is None
+    assert scene.probes.findings() == ()
+
+
+def test_too_little_evidence_gives_no_finding():
+    assert diagnose(Evidence("e", has_events_source=False, num_ended=2)) is None
