@@ -5,6 +5,7 @@ Written from captured batches of vLLM 0.32.0 (tests/kv/captures) and its wire no
 Not here: order and gaps (`sequence`), our hashes (`tracker`), sockets. Pure.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -156,7 +157,7 @@ def _decode_event(raw: msgspec.Raw) -> KvEvent | None:
 
 def _to_core(event: _Stored | _Removed | _Cleared) -> KvEvent:
     if isinstance(event, _Stored):
-        hashes = tuple(map(_handle, event.block_hashes))
+        hashes = _handles(event.block_hashes)
         if len(event.token_ids) != len(hashes) * event.block_size:
             raise EventError(
                 f"{len(event.token_ids)} tokens for {len(hashes)} blocks of {event.block_size}"
@@ -175,10 +176,16 @@ def _to_core(event: _Stored | _Removed | _Cleared) -> KvEvent:
             event.group_idx or 0,
         )
     if isinstance(event, _Removed):
-        return BlockRemoved(
-            tuple(map(_handle, event.block_hashes)), event.medium, event.group_idx or 0
-        )
+        return BlockRemoved(_handles(event.block_hashes), event.medium, event.group_idx or 0)
     return AllBlocksCleared()
+
+
+def _handles(values: list[int | bytes]) -> tuple[EngineBlockHash, ...]:
+    """Take all handles of an event; unsigned integers, the usual form, are taken as they are."""
+    with suppress(TypeError, ValueError):  # bytes among them, or none
+        if min(values) >= 0:  # type: ignore[operator]
+            return tuple(values)  # type: ignore[arg-type]
+    return tuple(map(_handle, values))
 
 
 def _handle(value: int | bytes) -> EngineBlockHash:

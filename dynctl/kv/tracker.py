@@ -226,7 +226,8 @@ class BlockTracker:
 
     def _drop(self, handle: int) -> None:
         state = self._states.pop(handle)
-        if handle in self._cut_off:
+        was_cut_off = handle in self._cut_off
+        if was_cut_off:
             self._cut_off.discard(handle)
         else:
             self._withdraw(state.intdigest())
@@ -237,6 +238,9 @@ class BlockTracker:
         below = self._living(child)
         if below:
             self._open_gap(handle, below)
+            if was_cut_off:
+                # And with it, all below: a prompt evicted from its beginning is walked once, not at every block.
+                return
             for child in self._subtree(below):
                 if child not in self._cut_off:
                     self._cut_off.add(child)

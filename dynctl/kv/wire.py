@@ -9,7 +9,6 @@ Not here: sockets, engine events. Pure.
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -27,8 +26,7 @@ class WireError(DynctlError):
     """Raised when a frame is malformed or too large: the stream cannot be read on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """Everything one rank has cached at `seq`; replaces what was known of it."""
 
     incarnation: str
@@ -38,8 +36,7 @@ class Snapshot:
     rank: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True):
     """A net change up to `seq`: apply `cleared` first, then `removed`, then `stored`."""
 
     incarnation: str
@@ -50,8 +47,7 @@ class Delta:
     rank: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(msgspec.Struct, frozen=True):
     """Nothing happened; `is_stale` says that the relay itself is missing events just now."""
 
     incarnation: str
@@ -202,6 +198,8 @@ def _words(hashes: Iterable[int]) -> bytes:
 
 
 def _numbers(body: bytes) -> list[int]:
+    if not body:
+        return []
     words = array("Q")
     words.frombytes(body)  # ValueError when it is no whole number of words
     if not _IS_LITTLE:

@@ -184,3 +184,16 @@ def test_deltas_add_up_to_a_reference_dictionary(seed, num_steps):
         }
         assert known == reachable
         assert sorted(tracker.snapshot()) == sorted(known)
+
+
+def test_a_long_prompt_evicted_from_its_beginning_is_walked_once(stored, removed):
+    length = 20_000
+    tracker, known = BlockTracker(HASHER), set()
+    handles = list(range(1, length + 1))
+    follow(known, tracker.apply([stored(handles)], 0))
+    assert len(known) == length
+    # One walk is 20,000 steps; one at every eviction would be 200 million.
+    for handle in handles[:-1]:
+        follow(known, tracker.apply([removed(handle)], 0))
+        assert not known
+    assert len(tracker) == 1

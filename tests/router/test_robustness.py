@@ -147,3 +147,15 @@ def test_frames_are_applied_in_order_and_a_break_asks_for_a_new_snapshot():
     except LostError:
         return
     raise AssertionError("an update of a dropped engine was taken")
+
+
+def test_other_work_gets_its_turn_by_blocks_applied_not_by_frames():
+    index = PrefixIndex()
+    feed = KvFeed(index, Metrics(), "e", "i1")
+    assert len(list(feed.apply(Snapshot("i1", 0, 16, list(range(10_000)))))) == 2
+    small = [
+        len(list(feed.apply(Delta("i1", n + 1, [20_000 + 8 * n + i for i in range(8)], []))))
+        for n in range(1024)
+    ]
+    assert sum(small) == 2
+    assert index.num_blocks("e") == 10_000 + 8 * 1024

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from dynctl.kv.wire import Delta, Frame, Heartbeat, Snapshot
+from dynctl.kv.wire import Delta, Frame, Snapshot
 from dynctl.router.metrics import Metrics
 from dynctl.router.prefix_index import PrefixIndex, Source
 
@@ -26,6 +26,8 @@ class KvFeed:
         self._incarnation = incarnation
         self._seqs: dict[int, int] = {}
         """Last sequence number by rank; a rank without one waits for its snapshot."""
+        self._sources: dict[int, Source] = {}
+        self._num_since_break = 0
 
     def apply(self, frame: Frame) -> Iterator[None]:
         """Apply a frame, yielding between slices.
@@ -35,24 +37,28 @@ class KvFeed:
         """
         if frame.incarnation != self._incarnation:
             raise LostError(f"incarnation {frame.incarnation}, expected {self._incarnation}")
-        source = Source(self._engine_id, self._incarnation, frame.rank)
-        match frame:
-            case Snapshot():
-                self._metrics.kv_frames.add("snapshot")
-                self._index.begin(source)
-                yield from self._store(source, frame.hashes)
-            case Delta():
-                self._check(frame.rank, frame.seq)
-                self._metrics.kv_frames.add("delta")
-                if frame.cleared:
-                    self._index.clear(source)
+        source = self._sources.get(frame.rank)
+        if source is None:
+            source = Source(self._engine_id, self._incarnation, frame.rank)
+            self._sources[frame.rank] = source
+        if isinstance(frame, Delta):
+            self._check(frame.rank, frame.seq)
+            self._metrics.kv_frames.add("delta")
+            if frame.cleared:
+                self._index.clear(source)
+            if frame.removed:
                 self._index.remove(source, frame.removed)
-                yield from self._store(source, frame.stored)
-            case Heartbeat():
-                self._metrics.kv_frames.add("heartbeat")
-                if frame.seq != self._seqs.get(frame.rank, frame.seq):
-                    raise LostError(f"a quiet engine is at {frame.seq}, not where its deltas ended")
-                return
+                self._num_since_break += len(frame.removed)
+            yield from self._store(source, frame.stored)
+        elif isinstance(frame, Snapshot):
+            self._metrics.kv_frames.add("snapshot")
+            self._index.begin(source)
+            yield from self._store(source, frame.hashes)
+        else:
+            self._metrics.kv_frames.add("heartbeat")
+            if frame.seq != self._seqs.get(frame.rank, frame.seq):
+                raise LostError(f"a quiet engine is at {frame.seq}, not where its deltas ended")
+            return
         self._seqs[frame.rank] = frame.seq
 
     def _check(self, rank: int, seq: int) -> None:
@@ -64,7 +70,12 @@ class KvFeed:
 
     def _store(self, source: Source, hashes: Sequence[int]) -> Iterator[None]:
         for start in range(0, len(hashes), _SLICE):
+            part = hashes[start : start + _SLICE] if len(hashes) > _SLICE else hashes
             # False: dropped meanwhile; the source's owner opens a new stream.
-            if not self._index.store(source, hashes[start : start + _SLICE]):
+            if not self._index.store(source, part):
                 raise LostError("the engine was dropped")
-            yield
+            self._num_since_break += len(part)
+            if self._num_since_break >= _SLICE:
+                # Small frames share a slice: a break costs more than to apply one of them.
+                self._num_since_break = 0
+                yield
