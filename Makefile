@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # What the demo downloads stays in this directory; the lab's file systems are shared by all checkouts (~/.cache/dynctl).
 install demo $(VENV)/.installed: export DYNCTL_CACHE ?= $(CURDIR)/.cache
 
-.PHONY: demo test check lab lab-vllm bench-router lock clean install
+.PHONY: demo test check fuzz lab lab-vllm bench-router lock clean install
 
 install: $(VENV)/.installed
 
@@ -29,6 +29,9 @@ check: install  ## format, lint, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+fuzz: install  ## 100,000 mutated captures of every tool
+	$(BIN)/python benchmarks/fuzz_captures.py --count 100000
 
 lab: install  ## the lab's tests alone: real hosts without hardware (root)
 	scripts/lab_setup

@@ -25,6 +25,8 @@ from dynctl.errors import DynctlError, ProbeError, UsageError
 
 FIRST_LINE = re.compile(rb"(?:^|\n)dynctl-capture 1 ([0-9a-f]{16,64})\r?\n")
 _NO_COMMAND = Command(("capture",))
+_MAX_MARK_CHARS = 4000
+"""What tells a tool's output stands near the beginning of its lines."""
 _LIST_OF_HEAD = 10
 """`head` without a number prints ten lines."""
 
@@ -126,7 +128,8 @@ def _name_in(capture: Capture, known: Mapping[str, Probe]) -> str | None:
 
 def kinds_of(content: bytes, known: Mapping[str, Probe]) -> list[str]:
     """Names of the tools whose output a file holds."""
-    text = content.decode("utf-8", "replace").replace("\r\n", "\n")
+    lines = content.decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
+    text = "\n".join(line[:_MAX_MARK_CHARS] for line in lines)
     return [name for name, probe in known.items() if probe.marks and probe.marks.search(text)]
 
 

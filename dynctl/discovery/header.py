@@ -5,7 +5,7 @@ Pure.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 LINK = r"NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC"
@@ -94,7 +94,12 @@ def _tail_names(text: str) -> list[str]:
 
 
 def mend_header(
-    columns: Sequence[str], labels: Sequence[str], width: int, *, is_cut: bool
+    columns: Sequence[str],
+    diagonal: Mapping[str, int],
+    labels: Sequence[str],
+    width: int,
+    *,
+    is_cut: bool,
 ) -> tuple[list[str], int]:
     """Complete a header that lost labels by those of the rows: the matrix is square.
 
@@ -108,31 +113,55 @@ def mend_header(
         known = known[:-1]
     if set(labels) <= set(known) and width <= len(known):
         return known, len(known)
-    mended, num_sure = columns_of_rows([*known, *(x for x in labels if x not in known)], width)
+    mended, num_sure = columns_of_rows(
+        [*known, *(x for x in labels if x not in known)], diagonal, width
+    )
     if num_sure == len(mended):
         return mended, num_sure
     common = 0
     while common < min(len(known), len(mended)) and known[common] == mended[common]:
         common += 1
-    return mended, max(0, common - 1) if is_cut else common
+    return mended, max(0, common - 1) if is_cut else 0
 
 
-def columns_of_rows(labels: Sequence[str], width: int) -> tuple[list[str], int]:
-    """Make columns from row labels alone; rows may be missing, which the number of cells shows.
+def columns_of_rows(
+    labels: Sequence[str], diagonal: Mapping[str, int], width: int
+) -> tuple[list[str], int]:
+    """Make columns from rows alone: a row's own cell, the diagonal mark, stands in its own column.
 
-    Returns the columns and how many of them, from the left, are sure.
+    Rows may be missing, in any order, or have lost cells. Returns the columns and how many of them, from the left,
+    are sure.
     """
-    columns = list(dict.fromkeys(labels))
-    if not all(_NUMBERED.fullmatch(label) for label in columns):
-        return columns, len(columns) if len(columns) == width else 0
-    columns.sort(key=lambda label: (label[:3], int(label[3:])))
-    if len(columns) == width:
+    known = [label for label in dict.fromkeys(labels) if label in diagonal]
+    at = {diagonal[label]: label for label in known}
+    if len(at) < len(known):
+        return list(dict.fromkeys(labels)), 0
+    columns = [at[place] for place in sorted(at)]
+    columns += [label for label in dict.fromkeys(labels) if label not in diagonal]
+    if filled := _filled(columns):
+        # Numbered labels have one order; a mark elsewhere means that its row lost cells before it.
+        num_right = 0
+        while num_right < len(filled) and at.get(num_right, filled[num_right]) == filled[num_right]:
+            num_right += 1
+        num_gpus = sum(label.startswith("GPU") for label in filled)
+        # With more cells than labels a GPU may be missing, and every NIC stands further right.
+        return filled, num_right if len(filled) == width else min(num_right, num_gpus)
+    if sorted(at) == list(range(len(columns))) and len(columns) == width:
         return columns, width
-    filled = [
+    num_sure = 0
+    while at.get(num_sure) == f"GPU{num_sure}":
+        num_sure += 1
+    return columns, num_sure
+
+
+def _filled(columns: Sequence[str]) -> list[str]:
+    """Numbered labels without their gaps: GPU0 and GPU2 mean that there is a GPU1."""
+    if not all(_NUMBERED.fullmatch(label) for label in columns):
+        return []
+    if max(int(label[3:]) for label in columns) >= MAX_DEVICES:
+        return []
+    return [
         f"{kind}{i}"
         for kind in ("GPU", "NIC")
         for i in range(1 + max((int(c[3:]) for c in columns if c[:3] == kind), default=-1))
     ]
-    if len(filled) == width and width <= MAX_DEVICES:
-        return filled, width
-    return columns, 0

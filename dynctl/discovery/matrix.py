@@ -25,7 +25,7 @@ _CELL = re.compile(rf"X|{LINK}|{P2P}")
 _LINK_RUN = re.compile(rf"(?:X|{LINK})+")
 _P2P_RUN = re.compile(rf"(?:X|{P2P})+")
 _GPU = re.compile(r"GPU(\d{1,3})\Z")
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\[\d{0,2}(?:;\d{1,2})*m")
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]{0,200}\x07|\[\d{0,2}(?:;\d{1,2})*m")
 _CPU_LIST = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*\Z")
 _MAX_LINE_CHARS = 20_000
 _MAX_LINES = 5_000
@@ -129,11 +129,17 @@ def _with_continuations(lines: Sequence[str], at: int, header: Header | None) ->
 
 
 def _is_only_cells(text: str) -> bool:
+    """Whether every word is made of cells, numbers and cut ends of cells, which a wrapped row goes on with."""
     words = text.split()
-    cell = re.compile(rf"(?:X|{LINK}|{P2P}|N/A|[\d,\-]+|V?\d{{0,2}}|[A-Z]{{1,3}})+\Z")
-    return all(cell.match(word) for word in words) and any(
+    return all(_is_of_cells(word) for word in words) and any(
         re.search(rf"X|{LINK}|{P2P}|\d", word) or word == "N/A" for word in words
     )
+
+
+def _is_of_cells(word: str) -> bool:
+    if not re.fullmatch(r"[A-Z0-9,/-]{1,4000}", word):
+        return False
+    return not re.search(r"[A-Z]{4}", re.sub(rf"X|{LINK}|{P2P}|N/A", " ", word))
 
 
 def _has_affinity(text: str) -> bool:
@@ -173,14 +179,16 @@ def _close(header: Header | None, block: Sequence[tuple[int, str, str]]) -> list
         return []
     is_p2p = bool(peers)
     labels = list(dict.fromkeys(label for _, label, _ in block))
-    width = max(len(_split_cells(text, 2 * MAX_DEVICES)[0]) for _, _, text in block)
+    rows = [(label, _split_cells(text, 2 * MAX_DEVICES)[0]) for _, label, text in block]
+    width = max(len(cells) for _, cells in rows)
+    diagonal = {label: cells.index("X") for label, cells in rows if cells.count("X") == 1}
     if header is not None:
         columns, num_sure = mend_header(
-            header.columns, labels, width, is_cut=not header.tail_names and not is_p2p
+            header.columns, diagonal, labels, width, is_cut=not header.tail_names and not is_p2p
         )
         tail_names, line = header.tail_names, header.line
     else:
-        columns, num_sure = columns_of_rows(labels, width)
+        columns, num_sure = columns_of_rows(labels, diagonal, width)
         tail_names, line = ["cpu", "numa", "gpu_numa"], block[0][0]
     matrix = Matrix(line, columns, is_p2p, list(tail_names))
     if header is None:
