@@ -28,7 +28,7 @@ from dynctl.planner.placement import (
     natural,
     replica_on,
 )
-from dynctl.planner.spanning import better_elsewhere, over_hosts
+from dynctl.planner.spanning import NOT_YET, better_elsewhere, over_hosts
 from dynctl.planner.transfer import Fabric
 from dynctl.planner.verdict import why_chosen
 
@@ -209,6 +209,7 @@ def _explicit_pool(
             f"({draft.model.num_kv_heads} KV heads) of {draft.model.name}",
             "choose a power of two that does",
         )
+    _check_startable(draft, where, pool)
     kinds = _fitting_kinds(draft, where, pool, allocation, allowed)
     groups = _take_pool(draft, pool, kinds, allocation, allowed)
     if len(groups) < pool.replicas:
@@ -222,6 +223,29 @@ def _explicit_pool(
             else "lower tp: engines over several hosts cannot be started yet",
         )
     _add_pool(draft, ground, pool.role, pool.parallelism, groups)
+
+
+def _check_startable(draft: Draft, where: str, pool: PoolWish) -> None:
+    """Refuse parallelism that means nothing for the model, or that `up` cannot start.
+
+    Raises:
+        PlanError: naming it.
+    """
+    sizes_of, model = pool.parallelism, draft.model
+    if sizes_of.ep > 1 and model is not None and not model.num_experts:
+        raise PlanError(
+            f"{where}: ep {sizes_of.ep}, and {model.name} has no experts", "leave ep out"
+        )
+    if sizes_of.dp > 1:
+        raise PlanError(
+            f"{where}: dp {sizes_of.dp} is {NOT_YET}: engines run without data parallel ranks",
+            f"ask for {pool.replicas * sizes_of.dp} replicas instead",
+        )
+    if sizes_of.ep > 1:
+        raise PlanError(
+            f"{where}: ep {sizes_of.ep} is {NOT_YET} as a size of its own",
+            "put enable-expert-parallel: true under engine.args, and leave ep out",
+        )
 
 
 def _fitting_kinds(

@@ -105,6 +105,28 @@ def test_explicit_pools_are_refused_with_what_binds(build):
     assert "cannot be mixed" in asking((Role.PREFILL, 1, 4), (Role.DECODE, 1, 4), (Role.AGGREGATED, 1, 4))  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("model", "sizes", "said"),
+    [
+        ("llama-70b", Parallelism(4, ep=4), "has no experts"),
+        ("llama-70b", Parallelism(2, dp=2), "dp 2 is not startable yet"),
+        ("qwen3-235b-fp8", Parallelism(8, ep=8), "ep 8 is not startable yet"),
+    ],
+)
+def test_parallelism_that_means_nothing_or_cannot_be_started(build, model, sizes, said):
+    wanted = (PoolWish(Role.AGGREGATED, 1, sizes),)
+
+    error = refused(build.cluster([build.host("a", 8)], build.wish(model, pools=wanted)))
+
+    assert said in error.message
+
+
+def test_weights_that_a_gpu_cannot_compute(build):
+    error = refused(build.cluster([build.host("a", 8, "v100")], build.wish("qwen3-32b-fp8")))
+
+    assert "need compute capability 8.0" in error.message
+
+
 def test_a_pool_on_hosts_that_do_not_exist(build):
     wanted = (PoolWish(Role.AGGREGATED, 1, Parallelism(1), hosts=("gpu-*",)),)
 
