@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from dynctl.checks.evidence import Evidence
 from dynctl.core.audit import Listener
+from dynctl.core.hardware import Host, Nic
 from dynctl.core.plan import Plan
 from dynctl.router.config import split_listen
 
@@ -77,6 +78,14 @@ def is_public(text: str) -> bool:
         return ipaddress.ip_address(text.split("%", 1)[0]).is_global
     except ValueError:
         return False
+
+
+def waits_for_manager(host: Host, nic: Nic) -> bool:
+    """Tell whether an InfiniBand port has link and waits for a subnet manager."""
+    if nic.state != "down":
+        return False
+    said = {w.text.partition(" ")[0] for w in host.warnings if w.code == "port-init"}
+    return nic.name in said or nic.physical in ("linkup", "link_up")
 
 
 def is_open(listener: Listener) -> bool:

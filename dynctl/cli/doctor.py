@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,6 +37,14 @@ def command(
         list[str] | None,
         typer.Option("--check", "-c", help="Only this check; may be given several times."),
     ] = None,
+    captures: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="[NAME=]PATH",
+            help="Judge what discover --script or single tools printed, instead of asking hosts; may be repeated.",
+        ),
+    ] = None,
     fix: Annotated[
         bool, typer.Option("--fix", help="Run the safe fixes, after showing and asking.")
     ] = False,
@@ -48,18 +57,24 @@ def command(
     prints what it saw and exits 0 as long as the finding holds. Without --fix nothing is changed. Exit 6 when a
     finding is red, 3 when some hosts could not be reached, 4 when none could, 7 when a host key is unknown or has changed.
 
+    With --from it judges files of hosts that cannot be reached, as far as they tell.
+
     Example: dynctl doctor --check memlock-low
     """
     from dynctl.checks import examine
 
     checks = examine.select(examine.load_checks(), check or ())
-    wanted = load(inventory, local=local)
-    rerun = f"dynctl doctor {'--local' if local else f'-i {inventory}'} --fix --yes"
-    evidence, report = wait_for(
-        _look(wanted, select(wanted, limit), checks, rerun if fix else None, yes=yes)
-    )
+    if captures:
+        evidence = _read(captures, inventory, fix=fix)
+        report = examine.examine(evidence, checks)
+    else:
+        wanted = load(inventory, local=local)
+        rerun = f"dynctl doctor {'--local' if local else f'-i {inventory}'} --fix --yes"
+        evidence, report = wait_for(
+            _look(wanted, select(wanted, limit), checks, rerun if fix else None, yes=yes)
+        )
     if output is Output.JSON:
-        emit_json(document(wanted, evidence, report))
+        emit_json(document(evidence, report))
     else:
         _draw(evidence, report)
     _raise_failures(evidence)
@@ -67,6 +82,19 @@ def command(
         from dynctl.errors import ExitCode
 
         raise typer.Exit(int(ExitCode.GATE))
+
+
+def _read(captures: Sequence[str], inventory: Path, *, fix: bool) -> "Evidence":
+    """Evidence out of files alone; the inventory is read when there is one, for its deployments."""
+    from dynctl.cli.doctor_evidence import from_captures
+    from dynctl.discovery.capture import read_captures
+    from dynctl.discovery.offline import read_files
+    from dynctl.errors import UsageError
+
+    if fix:
+        raise UsageError("--fix needs the hosts themselves", "leave out --from")
+    topology, _ = read_captures(read_files(captures))
+    return from_captures(topology, load(inventory, local=False) if inventory.exists() else None)
 
 
 async def _look(
@@ -131,13 +159,13 @@ async def _fix(report: "Report", fleet: "Fleet", rerun: str, *, yes: bool) -> bo
     return True
 
 
-def document(wanted: Inventory, evidence: "Evidence", report: "Report") -> dict[str, Any]:
+def document(evidence: "Evidence", report: "Report") -> dict[str, Any]:
     """The whole outcome for programs."""
     from dynctl.cli.doctor_evidence import unanswered
 
     return {
         "schema": "dynctl.doctor/1",
-        "cluster": wanted.cluster,
+        "cluster": evidence.inventory.cluster,
         "is_red": report.is_red,
         "findings": [_plain(finding) for finding in report.findings],
         "passed": report.passed,

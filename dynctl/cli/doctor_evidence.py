@@ -10,6 +10,7 @@ import pwd
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -89,8 +90,18 @@ async def gather(inventory: Inventory, names: Sequence[str], fleet: Fleet) -> Ev
     )
 
 
+def from_captures(topology: Topology, inventory: Inventory | None) -> Evidence:
+    """Evidence out of files: what agents, sockets and links would tell is not known."""
+    base = inventory or Inventory("captures", ())
+    known = {entry.name for entry in base.hosts}
+    more = tuple(HostEntry(h.name, h.name) for h in topology.hosts if h.name not in known)
+    whole = replace(base, hosts=(*base.hosts, *more))
+    plan = read_plan(inventory) if inventory else None
+    return Evidence(whole, topology, time.time(), plan=plan)
+
+
 def unanswered(
-    evidence: Evidence, audits: Mapping[str, HostAudit] | None = None
+    evidence: Evidence,
 ) -> list[tuple[str, str, str]]:
     """Questions that got no answer: host, question, cause. What hangs on them is unknown, not well."""
     found = [
@@ -99,10 +110,11 @@ def unanswered(
         for warning in host.warnings
         if warning.code == "probe-failed"
     ]
-    for name, looked in (audits or evidence.audits).items():
+    for name, looked in evidence.audits.items():
         found += [(name, question, cause) for question, cause in looked.failures]
     missing = [h.name for h in evidence.topology.hosts if h.name not in evidence.audits]
-    return found + [(name, "closer look", "no answer") for name in missing]
+    cause = "not asked" if not evidence.audits else "no answer"
+    return found + [(name, "closer look", cause) for name in missing]
 
 
 def read_plan(inventory: Inventory) -> Plan | None:

@@ -2,6 +2,8 @@
 
 import importlib
 import pkgutil
+import subprocess
+from pathlib import Path
 
 import pytest
 from checkcases import world
@@ -9,8 +11,10 @@ from checkcases.build import evidence, gpu, host, planned
 
 from dynctl.checks.examine import examine, grouped, load_checks, select
 from dynctl.checks.finding import Severity
+from dynctl.cli.doctor_evidence import from_captures
 from dynctl.core.hardware import GpuProcess, GpuState
-from dynctl.errors import UsageError
+from dynctl.discovery.capture import Capture, read_captures
+from dynctl.errors import DynctlError, UsageError
 
 CHECKS = load_checks()
 
@@ -126,3 +130,24 @@ def test_an_unknown_check_is_refused_with_those_that_are_near():
         select(CHECKS, ["gpu-migg"])
 
     assert "gpu-mig" in (caught.value.hint or "")
+
+
+CAPTURES = sorted((Path(__file__).parents[1] / "discovery" / "cases").glob("*/*/stdout.txt"))
+
+
+@pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.parent.name)
+def test_checks_judge_public_captures_without_inventing_faults(path):
+    """A single tool's output leaves most facts unknown: nothing may be concluded from what is not there."""
+    try:
+        topology, _ = read_captures([Capture(str(path), path.read_bytes())])
+    except DynctlError:
+        pytest.skip("not a capture by itself")
+    report = examine(from_captures(topology, None), CHECKS)
+
+    told = {"driver-mismatch", "driver-missing", "gpu-lost", "driver-hangs", "gpu-missing", "gpu-access-denied", "nvlink-inactive"}  # fmt: skip
+    assert {f.code for f in report.findings if f.severity is Severity.RED} <= told
+    for finding in report.findings:
+        syntax = subprocess.run(
+            ["sh", "-n", "-c", finding.verify], capture_output=True, check=False
+        )
+        assert syntax.returncode == 0, finding.verify

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, red_if
+from dynctl.checks.ports import waits_for_manager
 from dynctl.checks.shell import quote, root_line
 
 CODE = "port-down"
@@ -17,8 +18,8 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
         for nic in host.nics:
             if nic.kind == "ethernet" or nic.state != "down" or nic.is_management:
                 continue
-            if nic.physical in ("linkup", "link_up"):
-                continue  # waits for a subnet manager: a finding of its own
+            if waits_for_manager(host, nic):
+                continue  # a finding of its own
             port = nic.port or 1
             yield Finding(
                 CODE,

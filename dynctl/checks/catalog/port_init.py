@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, red_if
+from dynctl.checks.ports import waits_for_manager
 from dynctl.checks.shell import quote, root_line
 
 CODE = "port-init"
@@ -12,9 +13,7 @@ CODE = "port-init"
 def _judge(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.topology.hosts:
         for nic in host.nics:
-            if nic.kind == "ethernet" or nic.state != "down" or nic.is_management:
-                continue
-            if nic.physical not in ("linkup", "link_up"):
+            if nic.kind == "ethernet" or nic.is_management or not waits_for_manager(host, nic):
                 continue
             yield Finding(
                 CODE,
@@ -28,7 +27,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
                 host.name,
                 nic.name,
                 "the port has link but no subnet manager configured it",
-                (f"physical state {nic.physical}, logical state {nic.state}",),
+                (f"physical state {nic.physical or 'unknown'}, logical state init",),
                 "start a subnet manager (opensm) on one host of the fabric, or in the switch",
                 root_line(host, "systemctl", "start", "opensm"),
                 verify=f"grep -E 'INIT|ARMED' /sys/class/infiniband/{quote(nic.name)}/ports/{nic.port or 1}/state",

@@ -27,6 +27,8 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
                 or nic.is_management
             ):
                 continue
+            if nic.bond or "bond" in nic.name:
+                continue  # a bond has the rate its members and mode give it
             best = max(
                 nic.rate_max_bits_s or 0,
                 twins.get(nic.card or "", 0),

@@ -11,10 +11,10 @@ CODE = "python-missing"
 
 def _judge(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.topology.hosts:
-        if host.python is not None:
+        said = [w.text for w in host.warnings if w.code == "no-python"]
+        if host.python is not None or not said:
             continue
         wanted = evidence.entry(host).python
-        said = [w.text for w in host.warnings if w.code == "no-python"]
         program = quote(wanted) if wanted else "python3"
         yield Finding(
             CODE,
