@@ -1,7 +1,7 @@
 """The few constants of the roofline, per engine and GPU generation, with where and when they were fitted.
 
-A set is found by multiplying factors: the base, then the engine's, then the engine's on this generation of GPU, then
-what `dynctl calibrate` found on this very GPU. Constants come from one data file beside this module.
+A set is found by multiplying factors: the base, then the engine's, the engine's on this generation of GPU, the same for
+dense or MoE models, and what `dynctl calibrate` found on this very GPU. Constants come from one data file beside this module.
 Not here: what the constants mean for time (`roofline`), fitting (`fitting`).
 IO: reads its own data file once.
 """
@@ -72,6 +72,8 @@ class Constants:
 
 NAMES = tuple(field.name for field in fields(Constants))
 Factors = Mapping[str, float]
+NVFP4_SHARE = 0.57
+"""Bytes of a 4-bit weight with its scale over those of an 8-bit one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +90,28 @@ class Calibration:
     models: frozenset[str] = frozenset()
     """Fingerprints of the models among the fitted points."""
 
-    def constants(self, engine: str, generation: str, gpu: str = "") -> Constants:
-        """The set for an engine on a kind of GPU; unknown names leave the next coarser one."""
+    def constants(self, engine: str, generation: str, family: str = "", gpu: str = "") -> Constants:
+        """The set for an engine on a kind of GPU, for `dense` or `moe` models; unknown names leave a coarser one."""
         values = {name: getattr(_PLAIN, name) for name in NAMES} | dict(self.base)
-        for key in (engine, f"{engine}/{generation}", f"{engine}/{gpu}"):
+        place = f"{engine}/{generation}"
+        for key in (engine, place, f"{place}/{family}", f"{engine}/{gpu}"):
             for name, factor in self.factors.get(key, {}).items():
                 values[name] *= factor
-        return Constants(**values)
+        return bounded(values)
 
     def band(self, figure: str, model: Model, engine: str, spec: GpuSpec) -> tuple[float, float]:
         """The 90 % band of `ttft`, `tpot` or `tokens`: narrow for a fitted model on a fitted engine and GPU generation.
 
-        Others get the band of models and GPUs that were left out of a fit on purpose.
+        Others get the band of models and GPUs that were left out of a fit on purpose; an engine on a generation without
+        any point, and floods of requests (`tokens-flood`), that of rows from elsewhere.
         """
-        family = "moe" if model.num_experts else "dense"
-        known = fingerprint(model) in self.models and f"{engine}/{spec.generation}" in self.factors
-        low, high = self.bands.get(
-            f"{figure}/{family}/{'fitted' if known else 'unfitted'}", (0.5, 2.0)
-        )
+        family = family_of(model)
+        if f"{engine}/{spec.generation}" not in self.factors or figure.endswith("-flood"):
+            regime = "foreign"
+        else:
+            regime = "fitted" if fingerprint(model) in self.models else "unfitted"
+        key = f"{figure.removesuffix('-flood')}/{family}/{regime}"
+        low, high = self.bands.get(key, (0.4, 2.5))
         return low / (1 + model.margin), high * (1 + model.margin)
 
     def source(self, engine: str, generation: str, gpu: str = "") -> str:
@@ -123,6 +129,27 @@ class Calibration:
 
 
 _PLAIN = Constants()
+
+
+def bounded(values: Factors) -> Constants:
+    """A set within physics: no more than the peak, and narrower weights never slower than wider ones.
+
+    A peak in 8 bit is twice that in 16 bit, so half of the share keeps the speed; the same from 8 to 4 bit, and for
+    bytes read of experts.
+    """
+    found = {
+        name: min(1.0, max(0.05, value)) if name.startswith("eta_") else value
+        for name, value in values.items()
+    }
+    found["eta_gemm8"] = max(found["eta_gemm8"], found["eta_gemm16"] / 2)
+    found["eta_gemm4"] = max(found["eta_gemm4"], found["eta_gemm8"] / 2)
+    found["eta_experts4"] = max(found["eta_experts4"], found["eta_experts"] * NVFP4_SHARE)
+    return Constants(**found)
+
+
+def family_of(model: Model) -> str:
+    """`moe` or `dense`."""
+    return "moe" if model.num_experts else "dense"
 
 
 def fingerprint(model: Model) -> str:

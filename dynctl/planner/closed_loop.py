@@ -1,4 +1,4 @@
-"""What a benchmark with a fixed number of users sees of one aggregated engine: TTFT, time per token, throughput.
+"""What a benchmark with a fixed number of users sees: TTFT, time per token, throughput; of one engine or of two pools.
 
 Every user sends its next request when the last one ends. Each step may carry one prompt besides the sequences that
 decode; what does not fit the KV cache waits.
@@ -9,7 +9,10 @@ Pure.
 from dataclasses import dataclass
 
 from dynctl.planner.calibration import Constants
-from dynctl.planner.roofline import Load, step_s
+from dynctl.planner.roofline import Load, attention_s, step_s
+
+PREFILL_BATCH = 4
+"""Prompts a prefill engine computes in one step when they wait; more would only make each of them later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +56,53 @@ def run_loop(load: Load, c: Constants, loop: Loop) -> Pass:
     if loop.concurrency > running:
         ttft += (loop.concurrency - running) / running * life
     return Pass(ttft, tpot, tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Prefill and decode engines of a kind each, and what moves KV between them."""
+
+    prefill: Load
+    num_prefill: int
+    decode: Load
+    num_decode: int
+    transfer_s: float = 0.0
+
+
+def run_pair(pair: Pair, c: Constants, loop: Loop) -> Pass:
+    """Price a closed loop over prefill and decode pools: users are either before their first token or decoding."""
+    new = max(1.0, loop.isl_tokens - loop.cached_tokens)
+    context = loop.isl_tokens + loop.osl_tokens / 2
+    ranks = pair.decode.parallelism.dp * pair.decode.parallelism.pp
+
+    def decode_s(users: float) -> float:
+        return step_s(pair.decode, c, max(1.0, users / pair.num_decode / ranks), context)
+
+    def prompts_s(users: float) -> tuple[float, float]:
+        """Seconds of one prefill step, and requests per second with this many users before their first token."""
+        waiting = users / pair.num_prefill
+        batch = max(1.0, min(PREFILL_BATCH, waiting))
+        one = _batch_s(pair.prefill, c, batch, new, loop.cached_tokens)
+        fastest = pair.num_prefill * batch / one
+        return one, min(fastest, users / (one + pair.transfer_s + c.host_ms * 1e-3))
+
+    low, high = 0.0, min(loop.concurrency, loop.max_sequences * pair.num_decode)
+    for _ in range(50):
+        middle = (low + high) / 2
+        tokens = middle / decode_s(middle)
+        _, rate = prompts_s(loop.concurrency - middle)
+        if tokens < rate * loop.osl_tokens:
+            low = middle
+        else:
+            high = middle
+    decoding = max(low, 1e-6)
+    tpot = decode_s(decoding)
+    requests = max(1e-9, decoding / tpot / loop.osl_tokens)
+    return Pass((loop.concurrency - decoding) / requests, tpot, requests * loop.osl_tokens)
+
+
+def _batch_s(load: Load, c: Constants, batch: float, new: float, past: float) -> float:
+    """Several prompts in one step: products of all together, attention of each alone."""
+    together = step_s(load, c, 0.0, 0.0, batch * new, past)
+    one_long = attention_s(load, c, batch * new, past)
+    return together - one_long + batch * attention_s(load, c, new, past)

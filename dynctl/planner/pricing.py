@@ -21,6 +21,9 @@ from dynctl.planner.roofline import Engine, group_link
 KV_MARGIN = 0.15
 """How wrong the memory beside weights and KV may be, as a share of it; engines differ in what they keep."""
 
+FLOOD_USERS = 256
+"""With more users than this, engines are bound by their hosts and their queues: fitted points say little there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Query:
@@ -156,14 +159,16 @@ def _looped(query: Query, engine: Engine, memory: MemorySheet) -> Priced:
         ttft_s, tpot_s, tokens = found.ttft_s, found.tpot_s, found.tokens_s
         requests = tokens / work.osl_tokens
     source = f"{engine.source}; closed loop of {users:g} users"
+    is_flood = users > FLOOD_USERS * query.parallelism.dp or users > held
+    through = engine.band("tokens-flood" if is_flood else "tokens")
     return Priced(
         True,
         ttft_ms=_ms(ttft_s, engine, "ttft", source),
         tpot_ms=_ms(tpot_s, engine, "tpot", source),
         out_tok_s_per_gpu=None
         if query.role is Role.PREFILL
-        else figure(tokens / gpus, engine.band("tokens"), source),
-        req_s=figure(requests, engine.band("tokens"), source),
+        else figure(tokens / gpus, through, source),
+        req_s=figure(requests, through, source),
         memory_gib=_memory(query, memory, held),
         kv_capacity_tokens=_capacity(query, memory),
         hit_ratio=work.shared_prefix_ratio,

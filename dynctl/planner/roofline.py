@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from dynctl.core.model import Model, WeightPart
 from dynctl.core.plan import Parallelism
-from dynctl.planner.calibration import Constants, shipped
+from dynctl.planner.calibration import Constants, family_of, shipped
 from dynctl.planner.peaks import GpuSpec
 
 PCIE_LATENCY = 3.0
@@ -158,7 +158,7 @@ def step_s(
         inside = min(context, load.window_tokens) if load.window_tokens else 0.0
         total += decoding * (context * load.kv_per_token + inside * load.kv_window) / bandwidth
     if new:
-        total += _attention_s(load, c, new, past)
+        total += attention_s(load, c, new, past)
     return total + _communication_s(load, c, tokens) + _floor_s(load, c, decoding)
 
 
@@ -187,7 +187,7 @@ def _experts_s(load: Load, c: Constants, tokens: float) -> float:
     return busiest * float((reading**c.overlap + working**c.overlap) ** (1 / c.overlap))
 
 
-def _attention_s(load: Load, c: Constants, new: float, past: float) -> float:
+def attention_s(load: Load, c: Constants, new: float, past: float) -> float:
     """Causal attention of a prompt; window layers meet at most a window."""
     pairs = new * (past + new / 2)
     if load.window_share:
@@ -243,7 +243,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         found = self.constants or shipped().constants(
-            self.kind, self.spec.generation, self.spec.name
+            self.kind, self.spec.generation, family_of(self.model), self.spec.name
         )
         object.__setattr__(self, "_c", found)
         object.__setattr__(

@@ -1,0 +1,122 @@
+"""Fit the roofline's constants to measured points. Plain Python; prints nothing, returns a Calibration."""
+
+import math
+from collections.abc import Sequence
+
+from dynctl.planner.calibration import NAMES, Calibration, Constants, bounded, fingerprint
+from dynctl.planner.closed_loop import Loop, Pass, run_loop
+from dynctl.planner.fitting import Unknown, fit
+from points import Point
+
+PLAIN = Constants()
+FITTED = [n for n in NAMES if n not in {"overlap", "eta_link"}]
+LOCAL = (
+    "eta_weights",
+    "eta_experts",
+    "eta_gemm8",
+    "eta_gemm16",
+    "eta_gemm4",
+    "eta_expert_gemm",
+    "layer_us",
+    "moe_layer_us",
+    "reduce_us",
+    "sequence_us",
+    "host_ms",
+    "queue",
+    "burst",
+    "step_us",
+    "mixing",
+    "eta_attention",
+    "eta_experts4",
+    "eta_expert_gemm4",
+    "gather_us",
+    "latent_us",
+    "eta_latent",
+    "spread",
+    "imbalance",
+    "slicing",
+)
+
+
+FAMILY = (
+    "eta_weights",
+    "eta_kv",
+    "eta_gemm8",
+    "eta_gemm16",
+    "reduce_us",
+    "sequence_us",
+    "step_us",
+    "host_ms",
+    "queue",
+    "burst",
+    "mixing",
+)
+
+
+def groups_of(p: Point):
+    place = f"{p.engine}/{p.generation}"
+    return ("", p.engine, place, f"{place}/{p.family}")
+
+
+def predict(p: Point, c: Constants) -> Pass:
+    return run_loop(p.load, c, Loop(p.isl, p.osl, p.concurrency))
+
+
+def calibrate(
+    points: Sequence[Point],
+    *,
+    ttft_weight=0.35,
+    base_pull=3.0,
+    engine_pull=0.3,
+    local_pull=0.3,
+    rounds=12,
+    origin="",
+    date="",
+    local=LOCAL,
+) -> Calibration:
+    names = []  # (group, constant)
+    groups = sorted({g for p in points for g in groups_of(p)})
+    for g in groups:
+        for n in FITTED if g == "" else FAMILY if g.count("/") == 2 else local:
+            names.append((g, n))
+    rows_of = {g: [i for i, p in enumerate(points) if g in groups_of(p)] for g in groups}
+    pulls = {0: base_pull, 1: engine_pull, 2: local_pull, 3: local_pull}
+    unknowns = [
+        Unknown(0.0, pulls[0 if g == "" else 1 + g.count("/")], rows_of[g], -2.5, 2.5)
+        for g, n in names
+    ]
+    where: dict = {}
+    for i, (g, n) in enumerate(names):
+        where.setdefault(g, []).append((i, n))
+    logs = [(math.log(p.ttft_ms / 1e3), math.log(p.tpot_ms / 1e3)) for p in points]
+    keys = [groups_of(p) for p in points]
+
+    def residuals(x, rows):
+        sets: dict = {}
+        out = []
+        for i in rows:
+            key = keys[i]
+            c = sets.get(key)
+            if c is None:
+                values = {n: getattr(PLAIN, n) for n in NAMES}
+                for g in key:
+                    for j, n in where[g]:
+                        values[n] *= math.exp(x[j])
+                c = sets[key] = bounded(values)
+            found = predict(points[i], c)
+            out.append(
+                (
+                    ttft_weight * (math.log(found.ttft_s) - logs[i][0]),
+                    math.log(found.tpot_s) - logs[i][1],
+                )
+            )
+        return out
+
+    x = fit(residuals, unknowns, len(points), rounds)
+    factors: dict = {}
+    for (g, n), value in zip(names, x, strict=True):
+        factors.setdefault(g, {})[n] = math.exp(value)
+    base = {n: getattr(PLAIN, n) * f for n, f in factors.pop("").items()}
+    return Calibration(
+        origin, date, base, factors, {}, frozenset(fingerprint(p.shape) for p in points)
+    )
