@@ -65,6 +65,7 @@ class Ledger:
         if placed.main is not None:
             self.bookings[Leg.MAIN] = placed.main
             self.needs_prefill = placed.prefill is not None
+            self._drop_move()
             self._move = placed.move
         self._outlook = placed.outlook or self._outlook
         if placed.prefill is not None:
@@ -92,7 +93,7 @@ class Ledger:
             began_s = max(self.sent_s, booking.worker.prefill_ended_s)
             self._prefill_ms[leg] = (now_s - began_s) * 1e3
         elif self._move is not None and leg is Leg.MAIN:
-            self._move.took(ttft_ms)
+            self._move.took(self.sent_s, now_s)
             self._move = None
         booking.prefill_ended(now_s)
 
@@ -167,5 +168,11 @@ class Ledger:
 
     def concluded(self, outcome: str) -> None:
         """Write the end into the decisions that have none yet."""
+        self._drop_move()
         for decision in self._decisions.values():
             decision.outcome = decision.outcome or outcome
+
+    def _drop_move(self) -> None:
+        if self._move is not None:
+            self._move.dropped()
+            self._move = None

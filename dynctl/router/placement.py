@@ -200,8 +200,7 @@ class Placement:
         prefill_booking, prefill_decision = self._book(order, prefill)
         start_s = prefill_booking.worker.free_at_s
         tokens = max(order.prompt.num_tokens - main.overlap, 1)
-        self.links.book(prefill.worker.id, main.worker.id, tokens, start_s)
-        move = Move(self.links, prefill.worker.id, main.worker.id, tokens)
+        move = self.links.book(prefill.worker.id, main.worker.id, tokens, start_s, now_s)
         return Placed(
             booking,
             prefill_booking,
@@ -240,7 +239,8 @@ class Placement:
         queue_ms = max(source.free_at_s - now_s, 0.0) * 1e3
         uncached = max(prompt.num_tokens - prefill.overlap, 1)
         remote_ms = queue_ms + source.prefill.at(uncached)
-        move = self.links.cost(source.id, target.id, left, now_s + remote_ms / 1e3)
+        start_s = now_s + remote_ms / 1e3
+        move = self.links.cost(source.id, target.id, left, start_s, now_s)
         costs = PathCosts(recompute_ms, remote_ms + move.wait_ms + move.move_ms)
         return "cheaper" if costs.recompute_ms < costs.copy_ms else "", costs
 

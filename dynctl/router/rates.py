@@ -13,15 +13,25 @@ _OUTLIER = 4.0
 class Line:
     """y ≈ base + slope · x by least squares with forgetting; starts from a declared line that fades as facts come."""
 
-    __slots__ = ("_n", "_sx", "_sxx", "_sxy", "_sy", "base", "num_seen", "slope")
+    __slots__ = ("_n", "_outlier", "_sx", "_sxx", "_sxy", "_sy", "base", "num_seen", "slope")
 
-    def __init__(self, base: float, slope: float, scale: float) -> None:
-        """`scale` is the x at which the declared line is pinned a second time, besides 0."""
+    def __init__(
+        self,
+        base: float,
+        slope: float,
+        scale: float,
+        weight: float = 2.0,
+        outlier: float = _OUTLIER,
+    ) -> None:
+        """`scale` is the x at which the declared line is pinned a second time, besides 0.
+
+        `weight` is how many observations each pin is worth.
+        """
+        self._outlier = outlier
         self.base = base
         self.slope = slope
         self.num_seen = 0
         pinned = base + slope * scale
-        weight = 2.0
         self._n = 2 * weight
         self._sx = weight * scale
         self._sy = weight * (base + pinned)
@@ -41,7 +51,7 @@ class Line:
 
     def learn(self, x: float, y: float) -> None:
         """Take an observation in."""
-        y = min(y, _OUTLIER * max(self.at(x), 1e-6))
+        y = min(y, self._outlier * max(self.at(x), 1e-6))
         self.num_seen += 1
         self._n = self._n * _KEEP + 1.0
         self._sx = self._sx * _KEEP + x

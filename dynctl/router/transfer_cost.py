@@ -5,6 +5,7 @@ transfers booked before it at either end. A pair that fails three times in a row
 Not here: checking transfer parameters (`transfer`), choosing engines (`placement`). Pure: times are passed in.
 """
 
+import math
 from typing import NamedTuple
 
 from dynctl.router.rates import Line
@@ -56,21 +57,32 @@ class MoveCost(NamedTuple):
 class _Pair:
     __slots__ = ("failures_in_row", "line", "rest_until_s")
 
-    def __init__(self, setup_ms: float, ms_per_token: float) -> None:
-        self.line = Line(setup_ms, ms_per_token, _SCALE_TOKENS)
+    def __init__(self, line: Line) -> None:
+        self.line = line
         self.failures_in_row = 0
         self.rest_until_s = 0.0
+
+
+class _Port:
+    """One engine's end of its transfers, sending or receiving."""
+
+    __slots__ = ("busy_until_s", "ended_s", "moves")
+
+    def __init__(self) -> None:
+        self.busy_until_s = 0.0
+        self.ended_s = 0.0
+        self.moves: dict[Move, None] = {}
+        """Under way or waiting, oldest first."""
 
 
 class Links:
     """Transfers between engines: learned costs, what is under way, which pairs do not work."""
 
     def __init__(self, setup_ms: float, ms_per_token: float) -> None:
-        """Both are assumed until learned."""
-        self._all = Line(setup_ms, ms_per_token, _SCALE_TOKENS)
+        """Both are assumed until learned; a first guess can be off by orders of magnitude, so it is given little weight."""
+        self._all = Line(setup_ms, ms_per_token, _SCALE_TOKENS, weight=0.05, outlier=math.inf)
         self._pairs: dict[tuple[str, str], _Pair] = {}
-        self._busy_until_s: dict[str, float] = {}
-        """By engine, sending or receiving."""
+        self._ports: dict[str, _Port] = {}
 
     @property
     def setup_ms(self) -> float:
@@ -82,72 +94,127 @@ class Links:
         """Of a transfer, on the pairs' average."""
         return self._all.slope
 
-    def cost(self, source: str, target: str, tokens: int, now_s: float) -> MoveCost:
-        """Predict a transfer that would start at `now_s`."""
-        pair = self._pairs.get((source, target))
-        line = self._all if pair is None else pair.line
-        busy_s = max(self._busy_until_s.get(source, 0.0), self._busy_until_s.get(target, 0.0))
-        return MoveCost(max(busy_s - now_s, 0.0) * 1e3, line.at(tokens))
+    def cost(self, source: str, target: str, tokens: int, start_s: float, now_s: float) -> MoveCost:
+        """Predict a transfer that would start at `start_s`."""
+        move_ms = self._line(source, target).at(tokens)
+        ports = [port for name in (source, target) if (port := self._ports.get(name))]
+        busy_s = max([port.busy_until_s for port in ports], default=0.0)
+        strain = max([_strain(port, now_s) for port in ports], default=1.0)
+        if strain > 1.0:
+            # A transfer is late: what it takes in the end is not known yet, but it is at least this much.
+            late = [port for port in ports if port.moves]
+            left_ms = sum(move.expected_ms for move in late[0].moves) if late else 0.0
+            return MoveCost(left_ms * strain, move_ms * strain)
+        return MoveCost(max(busy_s - start_s, 0.0) * 1e3, move_ms)
 
-    def book(self, source: str, target: str, tokens: int, start_s: float) -> None:
+    def book(self, source: str, target: str, tokens: int, start_s: float, now_s: float) -> "Move":
         """Count a transfer expected to start then."""
-        cost = self.cost(source, target, tokens, start_s)
-        until_s = start_s + (cost.wait_ms + cost.move_ms) / 1e3
-        self._busy_until_s[source] = self._busy_until_s[target] = until_s
+        cost = self.cost(source, target, tokens, start_s, now_s)
+        move = Move(self, source, target, tokens, start_s + cost.wait_ms / 1e3, cost.move_ms)
+        for name in (source, target):
+            port = self._ports.setdefault(name, _Port())
+            port.busy_until_s = move.start_s + cost.move_ms / 1e3
+            port.moves[move] = None
+        return move
 
-    def moved(self, source: str, target: str, tokens: int, ms: float) -> None:
-        """Learn from a transfer that worked."""
-        pair = self._pair(source, target)
-        pair.line.learn(tokens, ms)
+    def moved(self, move: "Move", began_s: float, now_s: float) -> None:
+        """Learn from a transfer that worked; `began_s` is when the decode engine was asked."""
+        began_s = max([began_s, *(port.ended_s for port in self._ports_of(move))])
+        pair = self._pair(move.source, move.target)
+        ms = (now_s - began_s) * 1e3
+        pair.line.learn(move.tokens, ms)
         pair.failures_in_row = 0
-        self._all.learn(tokens, ms)
+        self._all.learn(move.tokens, ms)
+        self._end(move, now_s)
 
-    def failed(self, source: str, target: str, now_s: float) -> None:
+    def failed(self, move: "Move", now_s: float) -> None:
         """Count a transfer that failed; several in a row keep the pair apart for a while."""
-        pair = self._pair(source, target)
+        pair = self._pair(move.source, move.target)
         pair.failures_in_row += 1
         if pair.failures_in_row >= _PAIR_FAILURES:
             pair.rest_until_s = now_s + _PAIR_REST_S
+        self.dropped(move)
+
+    def dropped(self, move: "Move") -> None:
+        """Take out a transfer that will not happen."""
+        for port in self._ports_of(move):
+            if move in port.moves:
+                del port.moves[move]
+                port.busy_until_s -= move.expected_ms / 1e3
 
     def is_usable(self, source: str, target: str, now_s: float) -> bool:
         """Whether a pair may be used; after its rest one attempt tells."""
         pair = self._pairs.get((source, target))
         return pair is None or now_s >= pair.rest_until_s
 
-    def forget(self, engine_id: str) -> None:
-        """Drop what was learned with an engine that is gone or started anew."""
-        self._busy_until_s.pop(engine_id, None)
-        for pair in [pair for pair in self._pairs if engine_id in pair]:
-            del self._pairs[pair]
+    def _end(self, move: "Move", now_s: float) -> None:
+        for port in self._ports_of(move):
+            port.moves.pop(move, None)
+            port.ended_s = now_s
+            # What is left is counted from here, so that a wrong guess does not last.
+            left_ms = 0.0
+            for other in port.moves:
+                other.expected_ms = self._line(other.source, other.target).at(other.tokens)
+                other.start_s = now_s + left_ms / 1e3
+                left_ms += other.expected_ms
+            port.busy_until_s = now_s + left_ms / 1e3
+
+    def _ports_of(self, move: "Move") -> "list[_Port]":
+        return [self._ports[name] for name in (move.source, move.target) if name in self._ports]
+
+    def _line(self, source: str, target: str) -> Line:
+        pair = self._pairs.get((source, target))
+        return self._all if pair is None else pair.line
 
     def _pair(self, source: str, target: str) -> _Pair:
         found = self._pairs.get((source, target))
         if found is None:
             if len(self._pairs) >= _MAX_PAIRS:
                 self._pairs.clear()
-            found = _Pair(self._all.base, self._all.slope)
-            self._pairs[source, target] = found
+            found = self._pairs[source, target] = _Pair(self._all.copy())
         return found
 
 
 class Move:
-    """One transfer under way; its end is told once."""
+    """One transfer, waiting or under way; its end is told once."""
 
-    __slots__ = ("_links", "_source", "_target", "_tokens")
+    __slots__ = ("_links", "expected_ms", "source", "start_s", "target", "tokens")
 
-    def __init__(self, links: Links, source: str, target: str, tokens: int) -> None:
+    def __init__(
+        self,
+        links: Links,
+        source: str,
+        target: str,
+        tokens: int,
+        start_s: float,
+        expected_ms: float,
+    ) -> None:
         self._links = links
-        self._source = source
-        self._target = target
-        self._tokens = tokens
+        self.source = source
+        self.target = target
+        self.tokens = tokens
+        self.start_s = start_s
+        self.expected_ms = expected_ms
 
-    def took(self, ms: float) -> None:
-        """It worked, in so many milliseconds from asking the decode engine to its first token."""
-        self._links.moved(self._source, self._target, self._tokens, ms)
+    def took(self, began_s: float, now_s: float) -> None:
+        """It worked: the decode engine was asked at `began_s` and its first token came now."""
+        self._links.moved(self, began_s, now_s)
 
     def failed(self, now_s: float) -> None:
         """It did not."""
-        self._links.failed(self._source, self._target, now_s)
+        self._links.failed(self, now_s)
+
+    def dropped(self) -> None:
+        """It will not happen."""
+        self._links.dropped(self)
+
+
+def _strain(port: _Port, now_s: float) -> float:
+    """How much longer the oldest transfer takes than expected, so far."""
+    oldest = next(iter(port.moves), None)
+    if oldest is None or oldest.expected_ms <= 0.0:
+        return 1.0
+    return max((now_s - oldest.start_s) * 1e3 / oldest.expected_ms, 1.0)
 
 
 class PathCosts(NamedTuple):

@@ -1,0 +1,213 @@
+"""Copy or recompute: regret of the router's own rule against an oracle, over link bandwidths, in virtual time.
+
+One prefill engine and one decode engine with a link between them; requests of mixed lengths arrive, some with most of
+their prompt cached on the decode engine. Each rule decides per request: prefill there and copy, or recompute on the
+decode engine. The router's rule is `dynctl.router.placement`'s, with `Links` and `Line` learning from what happened; it
+starts with the default rates, which are wrong for most links. Fixed rules copy from N uncached tokens on. The oracle knows
+the true rates and both queues exactly. Cost: mean time to first token plus what prefill on the decode engine holds up
+(`decode_stall` times its duration for each sequence running). Run: python benchmarks/copy_or_recompute.py
+"""
+
+import argparse
+import heapq
+import json
+import random
+
+from dynctl.core.deployment import EngineInfo, EngineState
+from dynctl.router.config import Settings
+from dynctl.router.desk import load_policy
+from dynctl.router.placement import Order, Placement
+from dynctl.router.prefix_index import PrefixIndex, Source
+from dynctl.router.prompt import Hashers, Prompt
+from dynctl.router.workers import WorkerTable
+
+BLOCK = 16
+KV_BYTES_PER_TOKEN = 131_072
+BASE_S, TOKEN_S, SETUP_S = 4e-3, 100e-6, 3e-3
+GIGABYTES_S = (0.1, 0.3, 1.0, 3.0, 12.5, 50.0)
+THRESHOLDS = (0, 128, 512, 2048, 8192, 10**9)
+HASHERS = Hashers("bench")
+
+
+def requests(seed, number, rate):
+    """(arrival, tokens, tokens cached on the decode engine, generation time)."""
+    rng, now_s = random.Random(seed), 0.0
+    found = []
+    for i in range(number):
+        length = int(min(max(rng.lognormvariate(7.0, 1.1), 48), 24_000))
+        cached = length * 9 // 10 // BLOCK * BLOCK if rng.random() < 0.4 else 0
+        found.append((now_s, i, length, cached, rng.uniform(0.3, 1.2)))
+        now_s += rng.expovariate(rate)
+    return found
+
+
+class World:
+    """The true times of both engines and the link; every rule gets one of its own."""
+
+    def __init__(self, bandwidth):
+        self.copy_token_s = KV_BYTES_PER_TOKEN / (bandwidth * 1e9)
+        self.prefill_free_s = self.decode_free_s = self.link_free_s = 0.0
+        self.running = []
+
+    def num_running(self, now_s):
+        while self.running and self.running[0] <= now_s:
+            heapq.heappop(self.running)
+        return len(self.running)
+
+    def local(self, now_s, left):
+        """(end of queue, first token, cost of what it holds up)."""
+        began_s = max(now_s, self.decode_free_s)
+        took_s = BASE_S + left * TOKEN_S
+        return began_s, began_s + took_s, took_s * (self.num_running(now_s) + 1)
+
+    def remote(self, now_s, length, left):
+        """(end of queue, end of prefill, begin of copy, first token)."""
+        began_s = max(now_s, self.prefill_free_s)
+        computed_s = began_s + BASE_S + length * TOKEN_S
+        copy_s = max(computed_s, self.link_free_s)
+        return began_s, computed_s, copy_s, copy_s + SETUP_S + left * self.copy_token_s
+
+    def take_local(self, now_s, left, generates_s):
+        times = self.local(now_s, left)
+        self.decode_free_s = times[1]
+        heapq.heappush(self.running, times[1] + generates_s)
+        return times
+
+    def take_remote(self, now_s, length, left, generates_s):
+        times = self.remote(now_s, length, left)
+        self.prefill_free_s, self.link_free_s = times[1], times[3]
+        heapq.heappush(self.running, times[3] + generates_s)
+        return times
+
+
+class Fixed:
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def is_local(self, _world, _now_s, _index, length, cached):
+        return length - cached < self.tokens
+
+    def ended(self, *_):
+        pass
+
+
+class Oracle:
+    """Takes the cheaper of the two true costs of this request."""
+
+    def __init__(self, stall):
+        self.stall = stall
+
+    def is_local(self, world, now_s, _index, length, cached):
+        left = length - cached
+        _, first_s, held_s = world.local(now_s, left)
+        return first_s + self.stall * held_s <= world.remote(now_s, length, left)[3]
+
+    def ended(self, *_):
+        pass
+
+
+class Router:
+    """The router's placement, with books kept as its requests end."""
+
+    def __init__(self, settings):
+        self.table, self.index = WorkerTable(settings), PrefixIndex()
+        for name, role in (("p", "prefill"), ("d", "decode")):
+            info = EngineInfo(name, f"{name}.1", EngineState.READY, role, "d", "sim", "m", BLOCK)
+            self.table.put(info)
+            self.index.begin(Source(name, f"{name}.1"))
+        rng = random.Random(1)
+        policy = load_policy("kv")
+        self.placement = Placement(self.table, self.index, policy, settings, rng)
+        self.todo = []
+        self.num = 0
+        self.placed = None
+
+    def is_local(self, _world, now_s, index, length, cached):
+        while self.todo and self.todo[0][0] <= now_s:
+            _, _, call, args = heapq.heappop(self.todo)
+            call(*args)
+        rng = random.Random(index)
+        tokens = [rng.randrange(50_000) for _ in range(length)]
+        if cached:
+            blocks = HASHERS.of(BLOCK).prompt(tokens[:cached]).hashes()
+            self.index.store(Source("d", "d.1"), blocks)
+        self.index.sweep(now_s)
+        self.placed = self.placement.place(
+            Order(str(index), Prompt.known(HASHERS, tokens), None, 64), now_s
+        )
+        return self.placed.prefill is None
+
+    def ended(self, _now_s, length, left, times, done_s):
+        """Learn at the true times what the router would learn."""
+        placed = self.placed
+        if placed.prefill is None:
+            worker = placed.main.worker
+            self._at(times[1], placed.main.prefill_ended, times[1])
+            self._at(times[1], worker.prefill_took, left, (times[1] - times[0]) * 1e3)
+        else:
+            worker = placed.prefill.worker
+            self._at(times[1], placed.prefill.prefill_ended, times[1])
+            self._at(times[1], worker.prefill_took, length, (times[1] - times[0]) * 1e3)
+            self._at(times[1], placed.prefill.release)
+            self._at(times[3], placed.move.took, times[1], times[3])
+        self._at(done_s, placed.main.release)
+
+    def _at(self, at_s, call, *args):
+        self.num += 1
+        heapq.heappush(self.todo, (at_s, self.num, call, args))
+
+
+def run(rule, bandwidth, trace, stall):
+    """Mean cost in milliseconds, and the share of requests computed locally."""
+    world, total_s, num_local = World(bandwidth), 0.0, 0
+    for now_s, index, length, cached, generates_s in trace:
+        left = length - cached
+        if rule.is_local(world, now_s, index, length, cached):
+            times = world.take_local(now_s, left, generates_s)
+            total_s += times[1] - now_s + stall * times[2]
+            done_s = times[1] + generates_s
+            num_local += 1
+        else:
+            times = world.take_remote(now_s, length, left, generates_s)
+            total_s += times[3] - now_s
+            done_s = times[3] + generates_s
+        rule.ended(now_s, length, left, times, done_s)
+    return total_s / len(trace) * 1e3, num_local / len(trace)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--requests", type=int, default=600)
+    parser.add_argument("--rate", type=float, default=2.5)
+    parser.add_argument("--seeds", type=int, default=2)
+    args = parser.parse_args()
+    settings = Settings()
+    stall = settings.decode_stall
+    for bandwidth in GIGABYTES_S:
+        rules = {"oracle": lambda: Oracle(stall), "router": lambda: Router(settings)}
+        rules |= {f"from {n}": (lambda n=n: Fixed(n)) for n in THRESHOLDS}
+        means, shares = {}, {}
+        for name, make in rules.items():
+            costs = [
+                run(make(), bandwidth, requests(seed, args.requests, args.rate), stall)
+                for seed in range(args.seeds)
+            ]
+            means[name] = sum(cost for cost, _ in costs) / len(costs)
+            shares[name] = sum(share for _, share in costs) / len(costs)
+        best = min(value for name, value in means.items() if name.startswith("from"))
+        print(
+            json.dumps(
+                {
+                    "gigabytes_s": bandwidth,
+                    "regret": round(means["router"] / means["oracle"] - 1, 4),
+                    "over_best_fixed": round(means["router"] / best - 1, 4),
+                    "local_share": round(shares["router"], 3),
+                    "oracle_local_share": round(shares["oracle"], 3),
+                    "ms": {name: round(value, 1) for name, value in means.items()},
+                }
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

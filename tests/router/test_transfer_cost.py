@@ -1,0 +1,155 @@
+"""Copy or recompute: what forbids a transfer, what it is expected to cost, and that costs decide."""
+
+import random
+
+import pytest
+
+from dynctl.core.deployment import EngineInfo, EngineState
+from dynctl.router.config import Settings
+from dynctl.router.desk import load_policy
+from dynctl.router.placement import Order, Placement
+from dynctl.router.prefix_index import PrefixIndex, Source
+from dynctl.router.prompt import Hashers, Prompt
+from dynctl.router.transfer_cost import Links, TransferFacts, can_transfer
+from dynctl.router.workers import WorkerTable
+
+CASES = [
+    (TransferFacts(100, None), ""),
+    (TransferFacts(100, 100), ""),
+    (TransferFacts(100, 99), "no_memory"),
+    (TransferFacts(100, 0, is_pair_usable=False), "no_memory"),
+    (TransferFacts(100, 1000, is_pair_usable=False), "link_down"),
+    (TransferFacts(100, 1000, has_address=False), "link_down"),
+    (TransferFacts(100, 1000, bytes_per_token=10, max_bytes=999), "too_large"),
+    (TransferFacts(100, 1000, bytes_per_token=10, max_bytes=1000), ""),
+    (TransferFacts(100, 1000, bytes_per_token=0, max_bytes=1), ""),
+]
+
+
+@pytest.mark.parametrize(("facts", "reason"), CASES)
+def test_the_first_reason_against_a_transfer_is_named(facts, reason):
+    assert can_transfer(facts) == reason
+
+
+def transfer(links, tokens, took_s, now_s, pair=("p", "d")):
+    move = links.book(*pair, tokens, now_s, now_s)
+    move.took(now_s, now_s + took_s)
+
+
+def test_set_up_and_bandwidth_are_learned_per_pair():
+    links = Links(2.0, 0.005)
+    rng = random.Random(1)
+    now_s = 0.0
+    for _ in range(60):
+        tokens = rng.randrange(100, 8000)
+        transfer(links, tokens, 0.010 + tokens * 0.5e-3, now_s)
+        transfer(links, tokens, 0.001 + tokens * 0.01e-3, now_s + 6.0, ("p", "near"))
+        now_s += 10.0
+
+    assert links.cost("p", "d", 1000, now_s, now_s).move_ms == pytest.approx(510, rel=0.1)
+    assert links.cost("p", "near", 1000, now_s, now_s).move_ms == pytest.approx(11, rel=0.2)
+
+
+def test_a_transfer_waits_for_those_at_either_end():
+    links = Links(0.0, 1.0)
+    links.book("p1", "d1", 1000, 0.0, 0.0)
+
+    assert links.cost("p1", "d2", 10, 0.0, 0.0).wait_ms == pytest.approx(1000, rel=0.01)
+    assert links.cost("p2", "d1", 10, 0.5, 0.0).wait_ms == pytest.approx(500, rel=0.01)
+    assert links.cost("p2", "d2", 10, 0.0, 0.0).wait_ms == 0.0
+
+
+def test_a_late_transfer_makes_others_dearer_before_it_ends():
+    links = Links(0.0, 0.001)
+    links.book("p", "d", 1000, 0.0, 0.0)
+    early = links.cost("p", "d", 1000, 0.0005, 0.0005)
+    late = links.cost("p", "d", 1000, 3.0, 3.0)
+
+    assert early.wait_ms + early.move_ms < 3.0
+    assert late.move_ms > 2000.0
+
+
+def test_a_dropped_transfer_leaves_no_trace_in_the_queue():
+    links = Links(0.0, 1.0)
+    links.book("p", "d", 1000, 0.0, 0.0).dropped()
+
+    assert links.cost("p", "d", 10, 0.0, 0.0).wait_ms == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_pair_that_fails_three_times_rests_and_others_do_not():
+    links = Links(2.0, 0.005)
+    for i in range(3):
+        assert links.is_usable("p", "d", 1.0)
+        links.book("p", "d", 10, 0.0, float(i)).failed(1.0)
+
+    assert not links.is_usable("p", "d", 2.0)
+    assert links.is_usable("p", "other", 2.0)
+    assert links.is_usable("p", "d", 40.0), "one attempt tells"
+    links.book("p", "d", 10, 40.0, 40.0).failed(40.0)
+    assert not links.is_usable("p", "d", 41.0)
+    transfer(links, 10, 0.01, 80.0)
+    assert links.is_usable("p", "d", 81.0)
+
+
+def pools(**settings):
+    made = Settings(**settings)
+    table, index = WorkerTable(made), PrefixIndex()
+    for name, role in (("p", "prefill"), ("d", "decode")):
+        table.put(
+            EngineInfo(
+                *(name, f"{name}.1", EngineState.READY, role, "d", "sim", "m"),
+                block_size_tokens=16,
+                kv_capacity_tokens=100_000,
+            )
+        )
+        index.begin(Source(name, f"{name}.1"))
+    return index, Placement(table, index, load_policy("kv"), made, random.Random(0))
+
+
+def place(placement, tokens, now_s=0.0):
+    placed = placement.place(Order("r", Prompt.known(Hashers("s"), tokens), None, 50), now_s)
+    for booking in (placed.main, placed.prefill):
+        if booking is not None:
+            booking.release()
+    return placed
+
+
+def test_a_cold_long_prompt_is_copied_and_a_short_or_cached_one_is_not():
+    index, placement = pools()
+    long = list(range(8000))
+    placed = place(placement, long)
+    assert placed.prefill is not None
+    assert {d.leg for d in placed.decisions} == {"decode", "prefill"}
+    assert placed.decisions[0].costs.copy_ms < placed.decisions[0].costs.recompute_ms
+    placed.move.dropped()
+
+    assert place(placement, [7] * 20).local_reason == "cheaper"
+    index.store(Source("d", "d.1"), Hashers("s").of(16).prompt(long).hashes())
+    assert place(placement, long).local_reason == "cheaper"
+
+
+def test_the_crossover_moves_with_bandwidth():
+    def copies(ms_per_token):
+        _, placement = pools(transfer_ms_per_token=ms_per_token)
+        return [
+            n for n in (64, 256, 1024, 4096) if place(placement, list(range(n))).prefill is not None
+        ]
+
+    fast, slow = copies(0.001), copies(0.5)
+    assert slow == []
+    assert len(fast) >= 3
+
+
+def test_a_transfer_that_cannot_be_is_never_chosen():
+    _, placement = pools(kv_bytes_per_token=1000, transfer_max_bytes=1_000_000)
+    assert place(placement, list(range(8000))).local_reason == "too_large"
+    _, placement = pools()
+    for i in range(3):
+        placement.links.book("p", "d", 10, 0.0, float(i)).failed(0.0)
+    assert place(placement, list(range(8000)), 1.0).local_reason == "link_down"
+
+
+def test_policies_without_costs_always_copy():
+    _, placement = pools()
+    placement.policy = load_policy("round_robin")
+    assert place(placement, [7] * 20).prefill is not None
