@@ -5,13 +5,15 @@ from collections.abc import Iterator
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, red_if
 from dynctl.checks.shell import quote, where
-from dynctl.core.links import LinkMeasurement
+from dynctl.core.links import LinkKind, LinkMeasurement
 
 CODE = "link-slow"
 
 
 _LEAST_RATIO = 0.6
 """Of the negotiated rate. A single TCP stream of a healthy 100 Gb/s link may stay below, several reach it."""
+
+_BUSY_RATIO, _NEAR_RATIO = 0.5, 0.8
 
 
 def _judge(evidence: Evidence) -> Iterator[Finding]:
@@ -20,9 +22,8 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
         rate, usual = link.bytes_s, _usual(evidence, link)
         if rate is None or usual is None or rate >= _LEAST_RATIO * usual[0]:
             continue
-        busiest = link.best.busy_ratio if link.best else 0.0
-        if busiest > 0.9 and rate > 0.3 * usual[0]:
-            continue  # the processors were the limit, not the link
+        if _is_processor_bound(link):
+            continue
         target = next((h for h in evidence.topology.hosts if h.name == link.target_name), None)
         address = evidence.data_address(target) if target else link.target_name
         yield Finding(
@@ -46,6 +47,12 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             if link.source and link.source.interface
             else None,
         )
+
+
+def _is_processor_bound(link: LinkMeasurement) -> bool:
+    """Whether the ends' processors were the limit: busy at every point that came near the best."""
+    near = [p.busy_ratio for p in link.points if p.bytes_s >= _NEAR_RATIO * (link.bytes_s or 0)]
+    return link.kind is LinkKind.TCP and min(near, default=0.0) >= _BUSY_RATIO
 
 
 def _usual(evidence: Evidence, link: LinkMeasurement) -> tuple[float, str] | None:
