@@ -254,7 +254,7 @@ def _with_places(gpu: Gpu, sources: GpuSources) -> Gpu:
 
 def _numa(gpu: Gpu, text: str | None, topo: TopoFacts, pci: PciFacts) -> int | None:
     """What the driver says, else what the bus says; a list of nodes counts by its first only where lists differ."""
-    if text is not None and text.isdigit():
+    if text is not None and text.isdecimal():
         return int(text)
     bus = {bus_key(address): node for address, node in pci.nodes}
     bus |= {bus_key(card.bus_id): card.numa_node for card in pci.gpus}

@@ -7,6 +7,7 @@ Pure.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -389,11 +390,13 @@ def gpu_index(label: str) -> int | None:
 
 
 def nic_legend(text: str) -> dict[str, str]:
-    """Read `NIC0: mlx5_0` lines; a label with two different names is left out."""
+    """Read `NIC0: mlx5_0` lines; a label with two names is left out, and so is a name of two labels: it was cut."""
     names: dict[str, set[str]] = {}
     for label, name in _legend_entries(text):
         names.setdefault(label, set()).add(name)
-    return {label: found.pop() for label, found in names.items() if len(found) == 1}
+    single = {label: next(iter(found)) for label, found in names.items() if len(found) == 1}
+    taken = Counter(single.values())
+    return {label: name for label, name in single.items() if taken[name] == 1}
 
 
 def _legend_entries(text: str) -> Iterator[tuple[str, str]]:

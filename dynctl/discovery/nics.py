@@ -55,7 +55,7 @@ def ports_of(found: HostFacts) -> tuple[RdmaPort, ...]:
 
 def _natural(name: str) -> tuple[tuple[int, int, str], ...]:
     return tuple(
-        (1, int(part), "") if part.isdigit() else (0, 0, part)
+        (1, int(part), "") if part.isdecimal() else (0, 0, part)
         for part in re.split(r"(\d{1,9})", name)
     )
 

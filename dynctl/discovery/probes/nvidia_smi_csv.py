@@ -165,7 +165,7 @@ def _gpu(
 ) -> tuple[GpuFacts | None, tuple[int, str] | None]:
     uuid = row.get("uuid", row.get("gpu_uuid", ""))
     index_text = row.get("index", str(position))
-    if not index_text.isascii() or not index_text.isdigit() or len(index_text) > 4:
+    if not index_text.isascii() or not index_text.isdecimal() or len(index_text) > 4:
         raise fail("nvidia-smi --query-gpu", number, line, "the first cell is no GPU index")
     index = int(index_text)
     errors = [cell for cell in row.values() if _ERRORS.fullmatch(cell)]
@@ -223,7 +223,7 @@ def parse_processes(text: str) -> tuple[tuple[GpuProcessFacts, ...], bool]:
             ]
         row = dict(zip(columns, cells, strict=False))
         pid = row.get("pid", "")
-        if not pid.isascii() or not pid.isdigit() or len(pid) > 10:
+        if not pid.isascii() or not pid.isdecimal() or len(pid) > 10:
             is_known = False
             continue
         name = _value(row.get("process_name"))

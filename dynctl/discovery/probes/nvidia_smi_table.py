@@ -63,7 +63,7 @@ def _completed(gpu: QueryGpu, second: re.Match[str]) -> QueryGpu:
         utilization_ratio=int(second[5]) / 100 if second[5] else None,
         health=GpuHealth(
             has_persistence=gpu.health.has_persistence,
-            temperature_celsius=float(temperature) if temperature.isdigit() else None,
+            temperature_celsius=float(temperature) if temperature.isdecimal() else None,
             compute_mode=_MODES.get(second[6].strip(), second[6].strip() or None),
             bad_readings=bad,
         ),

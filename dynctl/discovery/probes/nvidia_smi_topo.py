@@ -116,13 +116,13 @@ def _first_tail(matrices: Sequence[Matrix], label: str) -> dict[str, str | None]
 
 
 def _known(cell: str | None) -> str | None:
-    return cell if cell is not None and cell[:1].isdigit() else None
+    return cell if cell is not None and cell[:1].isdecimal() else None
 
 
 def _integer(cell: str | None) -> int | None:
     return (
         int(cell)
-        if cell is not None and cell.isascii() and cell.isdigit() and len(cell) < 6
+        if cell is not None and cell.isascii() and cell.isdecimal() and len(cell) < 6
         else None
     )
 

@@ -19,9 +19,10 @@ if [ -d /run/systemd/system ]; then
   [ "$(id -u)" = 0 ] && whose= || whose=--user
   systemctl $whose show -p DefaultLimitMEMLOCK -p DefaultLimitNOFILE 2>/dev/null
 fi
-for dir in "${DYNCTL_ROOT:-$HOME/.dynctl}"; do
-  case $dir in '~/'*) dir=$HOME/${dir#??} ;; esac
-  [ -r "$dir/run/agent.pid" ] && read -r pid <"$dir/run/agent.pid" && sed -n 's/^/agent /p' "/proc/$pid/limits"
+dir=${DYNCTL_ROOT:-$HOME/.dynctl}
+case $dir in '~/'*) dir=$HOME/${dir#??} ;; esac
+for file in "$dir"/agent.pid "$dir"/*/agent.pid; do
+  [ -r "$file" ] && read -r pid <"$file" && [ -n "$pid" ] && sed -n 's/^/agent /p' "/proc/$pid/limits"
 done 2>/dev/null
 grep -hisE '^[[:space:]]*(MaxSessions|MaxStartups|AllowTcpForwarding|AllowStreamLocalForwarding|DisableForwarding)[[:space:]]' \
   /etc/ssh/sshd_config.d/*.conf /etc/ssh/sshd_config | sed 's/^[[:space:]]*/sshd /'

@@ -150,10 +150,10 @@ def _effective_cpus(nominal: int, one: _One, every: _Rows) -> int:
     limits: list[float] = [nominal, _integer(one, "cpus_allowed") or nominal]
     for _, values in every.get("cpu_max", []):
         quota, _, period = values[0].partition(" ")
-        if quota.isdigit() and period.strip().isdigit() and int(period):
+        if quota.isdecimal() and period.strip().isdecimal() and int(period):
             limits.append(int(quota) / int(period))
     quota, period = _text(one, "cpu_quota"), _text(one, "cpu_period")
-    if quota.isdigit() and period.isdigit() and int(period):
+    if quota.isdecimal() and period.isdecimal() and int(period):
         limits.append(int(quota) / int(period))
     return max(1, int(min(limits)))
 
@@ -161,7 +161,7 @@ def _effective_cpus(nominal: int, one: _One, every: _Rows) -> int:
 def _effective_memory(nominal: int, every: _Rows) -> int:
     limits = [nominal] if nominal else []
     for _, values in every.get("memory_max", []):
-        if values[0].strip().isdigit() and 0 < int(values[0]) < _MAX_MEMORY:
+        if values[0].strip().isdecimal() and 0 < int(values[0]) < _MAX_MEMORY:
             limits.append(int(values[0]))
     return min(limits, default=0)
 

@@ -14,7 +14,7 @@ def affinity(case: Case) -> Found:
             if all(gpu.numa_node is None for gpu in host.gpus):
                 by_cpus = " (CPU affinity tells them apart)" if any(topo.cpu_affinity) else ""
                 yield "numa-unknown", f"the NUMA node of the GPUs is unknown{by_cpus}"
-        elif not topo.numa_affinity[0].isdigit():
+        elif not topo.numa_affinity[0].isdecimal():
             yield (
                 "numa-shared",
                 f"NUMA affinity is {topo.numa_affinity[0]} for every GPU (restricted CPU set or virtual machine): not used for pinning",
