@@ -14,7 +14,7 @@ from dynctl.core.text import clean
 from dynctl.errors import InventoryError, PlanError, UsageError
 
 if TYPE_CHECKING:
-    from dynctl.planner.simulate import SimReport
+    from dynctl.planner.replayed import SimReport
     from dynctl.planner.trace import Trace, TraceFacts
     from dynctl.planner.whatif import Case
     from dynctl.planner.why import Story

@@ -20,6 +20,7 @@ from dynctl.core.workload import Slo
 from dynctl.kv.hashing import BlockHasher
 from dynctl.kv.tracker import Delta
 from dynctl.planner.prompts import Prompts
+from dynctl.planner.replayed import EngineLoad, SimReport, spread_of
 from dynctl.planner.trace import Call, Trace
 from dynctl.planner.virtual import VirtualClock, VirtualEngine, VirtualEngineSpec
 from dynctl.router.api.streams import Usage
@@ -57,55 +58,6 @@ class SimSetting:
     sending_s: float = SENDING_S
     """From the client to an engine's queue."""
     settings: Settings = field(default_factory=Settings)
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Quantiles in milliseconds; NaN-free: all 0 when there is nothing."""
-
-    p50: float
-    p95: float
-    p99: float
-    mean: float
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
-    """What one engine did."""
-
-    id: str
-    role: str
-    num_requests: int
-    busy_ratio: float
-    peak_kv_ratio: float
-    num_preemptions: int
-    num_prefill_tokens: int
-    num_output_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class SimReport:
-    """What came of a replay."""
-
-    name: str
-    policy: str
-    seed: int
-    num_calls: int
-    num_failed: int
-    duration_s: float
-    ttft_ms: Spread
-    itl_ms: Spread
-    """Gaps between tokens, pooled over all requests."""
-    tpot_ms: Spread
-    """Per request."""
-    hit_ratio: float
-    """Prompt tokens found in a cache, of all."""
-    out_tokens_s: float
-    goodput_ratio: float
-    """Requests within the goals, of all."""
-    load_spread: float
-    """Most loaded engine's computed tokens over the mean, within the roles that take whole requests or prompts."""
-    engines: tuple[EngineLoad, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -336,9 +288,9 @@ class Replay:
             num_calls=len(self._flights),
             num_failed=len(self._flights) - len(done),
             duration_s=duration_s,
-            ttft_ms=_spread(ttfts),
-            itl_ms=_spread([gap * 1e3 for f in done for gap in f.gaps_s]),
-            tpot_ms=_spread(tpots),
+            ttft_ms=spread_of(ttfts),
+            itl_ms=spread_of([gap * 1e3 for f in done for gap in f.gaps_s]),
+            tpot_ms=spread_of(tpots),
             hit_ratio=sum(f.num_cached for f in done) / prompt_tokens if prompt_tokens else 0.0,
             out_tokens_s=sum(f.num_tokens for f in done) / duration_s if duration_s else 0.0,
             goodput_ratio=good / len(self._flights),
@@ -390,18 +342,3 @@ def _is_good(flight: _Flight, slo: Slo) -> bool:
     if slo.itl_ms is None or flight.num_tokens < 2:
         return True
     return (flight.last_s - flight.first_s) * 1e3 / (flight.num_tokens - 1) <= slo.itl_ms
-
-
-def _spread(values: Sequence[float]) -> Spread:
-    ranked = sorted(values)
-    if not ranked:
-        return Spread(0.0, 0.0, 0.0, 0.0)
-
-    def at(q: float) -> float:
-        # Linear between neighbours, as the bench has it.
-        place = q * (len(ranked) - 1)
-        low = int(place)
-        high = min(low + 1, len(ranked) - 1)
-        return ranked[low] + (ranked[high] - ranked[low]) * (place - low)
-
-    return Spread(at(0.5), at(0.95), at(0.99), sum(ranked) / len(ranked))
