@@ -28,7 +28,7 @@ _HEARTBEAT_S = 2.0
 _FOLLOW_S = 0.25
 _MAX_TAIL = 100_000
 _ROUTER_ANSWER_S = 10.0
-_OF_ROUTERS = ("decisions", "hits", "findings")
+_OF_ROUTERS = ("decisions", "hits", "findings", "shadow")
 _CLOSE_GRACE_S = 2.0
 _TEXT = b"text/plain; charset=utf-8"
 _LINES = b"application/x-ndjson"

@@ -2,6 +2,7 @@
 
 import re
 import urllib.parse
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,7 +30,12 @@ def answer(desk: "Desk", method: str, path: str, query: bytes) -> tuple[int, byt
         case ("GET", "/policy"):
             return _policy(desk)
         case ("POST", "/policy"):
-            return _set_policy(desk, args.get("name", [""])[0])
+            return _set_policy(desk, desk.set_policy, args.get("name", [""])[0])
+        case ("GET", "/shadow"):
+            return _shadow(desk)
+        case ("POST", "/shadow"):
+            failure = _set_policy(desk, desk.set_shadow, args.get("policy", [""])[0])
+            return failure if isinstance(failure, Failure) else _shadow(desk)
         case _:
             return Failure(404, f"no {path} here", "not_found")
 
@@ -42,11 +48,16 @@ def _decisions(desk: "Desk", args: dict[str, list[str]]) -> tuple[int, bytes] | 
     return 200, desk.ring.to_json(int(limit), args.get("request", [None])[0])
 
 
-def _set_policy(desk: "Desk", name: str) -> tuple[int, bytes] | Failure:
-    if not _POLICY.fullmatch(name):
-        return Failure(400, "name is no policy's name", "invalid_request", "name")
+def _shadow(desk: "Desk") -> tuple[int, bytes]:
+    shadow = desk.placement.shadow
+    return 200, msgspec.json.encode(None if shadow is None else shadow.to_json())
+
+
+def _set_policy(desk: "Desk", use: Callable[[str], None], name: str) -> tuple[int, bytes] | Failure:
+    if not _POLICY.fullmatch(name) and not (name == "" and use == desk.set_shadow):
+        return Failure(400, "that is no policy's name", "invalid_request", "name")
     try:
-        desk.set_policy(name)
+        use(name)
     except DynctlError as error:
         return Failure(400, error.message, "invalid_request", "name")
     return _policy(desk)

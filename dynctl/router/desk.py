@@ -24,6 +24,7 @@ from dynctl.router.placement import Placement
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.probes import Probes
 from dynctl.router.prompt import Hashers
+from dynctl.router.shadow import Shadow
 from dynctl.router.sources.fleet import Fleet
 from dynctl.router.tokens import ModelTokenizer, PromptTokens
 from dynctl.router.workers import WorkerTable
@@ -183,6 +184,16 @@ class Desk:
         """
         self.placement.policy = load_policy(name)
         self.policy_name = name
+
+    def set_shadow(self, name: str) -> None:
+        """Let another policy follow the decisions without acting; an empty name stops that.
+
+        Raises:
+            DynctlError: when there is no policy of that name.
+        """
+        self.placement.shadow = (
+            Shadow(name, load_policy(name), self.policy_name, self.rng) if name else None
+        )
 
     # What is shown
 

@@ -20,6 +20,7 @@ from dynctl.router.hits import Outlook
 from dynctl.router.policies.least_loaded import POLICY as PLAIN
 from dynctl.router.prefix_index import PrefixIndex, Tier
 from dynctl.router.prompt import Prompt
+from dynctl.router.shadow import Shadow
 from dynctl.router.transfer_cost import (
     Links,
     Move,
@@ -119,6 +120,8 @@ class Placement:
         self.policy = policy
         self.links = Links(settings.transfer_setup_ms, settings.transfer_ms_per_token)
         self.breaker = RoutingBreaker()
+        self.shadow: Shadow | None = None
+        """Another policy, asked the same and not obeyed."""
         self._settings = settings
         self._rng = rng
         self._num_decisions = 0
@@ -354,7 +357,18 @@ class Placement:
         booking = worker.book(
             need.prompt_tokens, uncached, need.output_tokens, need.now_s, need.recent_unit
         )
+        if self.shadow is not None and decision.leg != "decode":
+            self._follow(self.shadow, decision, prompt, pick.workers)
         return booking, decision
+
+    def _follow(
+        self, shadow: Shadow, decision: Decision, prompt: Prompt, workers: Sequence[Worker]
+    ) -> None:
+        try:
+            shadow.follow(decision, prompt, workers)
+        except Exception:  # a policy on trial must not harm the one that serves
+            log.exception("the shadow policy %s failed and is stopped", shadow.name)
+            self.shadow = None
 
     def _outlook(self, order: Order, pick: _Pick) -> Outlook | None:
         # An engine that never said its block size is looked at too: that is one of the faults to be found.

@@ -40,7 +40,7 @@ def test_set_up_and_bandwidth_are_learned_per_pair():
     links = Links(2.0, 0.005)
     rng = random.Random(1)
     now_s = 0.0
-    for _ in range(60):
+    for _ in range(250):
         tokens = rng.randrange(100, 8000)
         transfer(links, tokens, 0.010 + tokens * 0.5e-3, now_s)
         transfer(links, tokens, 0.001 + tokens * 0.01e-3, now_s + 6.0, ("p", "near"))

@@ -1,0 +1,171 @@
+"""A second policy on the same decisions, without acting: what it would have chosen and what that would have cost.
+
+It has a table and an index of its own, in which its choices have happened: a simulated cache per engine, as large as the
+real one, and the same learned rates. So after a while it says what switching would bring. Not here: acting. Pure.
+"""
+
+import random
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dynctl.router.choosing import Load, Need, Policy
+from dynctl.router.decisions import Decision
+from dynctl.router.prompt import Prompt
+from dynctl.router.workers import Worker
+
+_MAX_BLOCKS = 1 << 20
+"""Of simulated cache, over all engines; beyond it, or where no capacity is known, old blocks go."""
+
+
+class _Cache:
+    """Blocks one engine would hold; the least recently used go first, tails before heads."""
+
+    __slots__ = ("_blocks", "_capacity")
+
+    def __init__(self, capacity: int) -> None:
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+        self._capacity = capacity
+
+    def depth(self, hashes: Sequence[int]) -> int:
+        """Blocks of a prompt held without a gap."""
+        low, high = 0, len(hashes)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if hashes[middle - 1] in self._blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def take(self, hashes: Sequence[int]) -> None:
+        """Hold a prompt's blocks."""
+        blocks = self._blocks
+        for block in reversed(hashes):
+            blocks[block] = None
+            blocks.move_to_end(block)
+        while len(blocks) > self._capacity:
+            blocks.popitem(last=False)
+
+
+@dataclass(slots=True)
+class _Engine:
+    cache: _Cache
+    free_at_s: float = 0.0
+    recent: float = 0.0
+    num_requests: int = 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """One side's sums."""
+
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    ttft_ms: float = 0.0
+    num: int = 0
+
+    def add(self, prompt_tokens: int, hit_tokens: int, ttft_ms: float) -> None:
+        """Take one request in."""
+        self.num += 1
+        self.prompt_tokens += prompt_tokens
+        self.hit_tokens += hit_tokens
+        self.ttft_ms += ttft_ms
+
+    def to_json(self) -> dict[str, float | None]:
+        """Means."""
+        if not self.num:
+            return {"hit_ratio": None, "ttft_ms": None}
+        return {
+            "hit_ratio": round(self.hit_tokens / max(self.prompt_tokens, 1), 4),
+            "ttft_ms": round(self.ttft_ms / self.num, 2),
+        }
+
+
+class Shadow:
+    """Follows the real decisions; both sides are judged by the same model, so that the difference means something."""
+
+    def __init__(self, name: str, policy: Policy, real_name: str, rng: random.Random) -> None:
+        self.name = name
+        self.real_name = real_name
+        self._policy = policy
+        self._rng = rng
+        self._sides: tuple[dict[str, _Engine], dict[str, _Engine]] = ({}, {})
+        self._sums = (Tally(), Tally())
+        self._unit = 0.0
+        self.num_same = 0
+        self.num_seen = 0
+
+    def follow(self, decision: Decision, prompt: Prompt, workers: Sequence[Worker]) -> None:
+        """Take one real decision of a leg that prefills."""
+        if not prompt.is_known or not workers or not workers[0].block_size:
+            return
+        size = workers[0].block_size
+        blocks = prompt.blocks(size)
+        assert blocks is not None
+        hashes = blocks.hashes()
+        usable = hashes[: prompt.num_cacheable(size)]
+        need = decision.need
+        self._follow_unit(need.recent_unit)
+        position = self._choose(need, decision.loads, usable, workers)
+        self.num_seen += 1
+        self.num_same += position == decision.position
+        for side, chosen in zip((0, 1), (decision.position, position), strict=True):
+            self._serve(side, need, workers[chosen], decision.loads[chosen], hashes, usable)
+
+    def _follow_unit(self, unit: float) -> None:
+        """Units grow and now and then begin anew (`WorkerTable.recent_unit`)."""
+        if unit < self._unit:
+            for engines in self._sides:
+                for engine in engines.values():
+                    engine.recent /= self._unit
+        self._unit = unit
+
+    def _choose(
+        self, need: Need, real: Sequence[Load], usable: Sequence[int], workers: Sequence[Worker]
+    ) -> int:
+        engines = [self._engine(1, worker) for worker in workers]
+        loads = [
+            load._replace(free_at_s=engine.free_at_s, recent=engine.recent)
+            for load, engine in zip(real, engines, strict=True)
+        ]
+        size = workers[0].block_size
+        overlaps = [engine.cache.depth(usable) * size for engine in engines]
+        return self._policy.choose(need, loads, overlaps, self._rng.random())
+
+    def _serve(
+        self,
+        side: int,
+        need: Need,
+        worker: Worker,
+        load: Load,
+        hashes: Sequence[int],
+        usable: Sequence[int],
+    ) -> None:
+        engine = self._engine(side, worker)
+        hit = engine.cache.depth(usable) * worker.block_size
+        work_ms = load.prefill_base_ms + (need.prompt_tokens - hit) * load.prefill_ms_per_token
+        engine.free_at_s = max(engine.free_at_s, need.now_s) + work_ms / 1e3
+        engine.recent += need.recent_unit
+        engine.num_requests += 1
+        engine.cache.take(hashes)
+        ttft_ms = (engine.free_at_s - need.now_s) * 1e3
+        self._sums[side].add(need.prompt_tokens, hit, ttft_ms)
+
+    def _engine(self, side: int, worker: Worker) -> _Engine:
+        engines = self._sides[side]
+        found = engines.get(worker.id)
+        if found is None:
+            capacity = worker.capacity_tokens // max(worker.block_size, 1)
+            found = engines[worker.id] = _Engine(_Cache(min(capacity or _MAX_BLOCKS, _MAX_BLOCKS)))
+        return found
+
+    def to_json(self) -> dict[str, object]:
+        """Both sides, by the same model, and how even each spreads its requests."""
+        shown: dict[str, object] = {"num_decisions": self.num_seen, "num_same": self.num_same}
+        for side, name in enumerate(("real", "shadow")):
+            counts = [engine.num_requests for engine in self._sides[side].values()]
+            balance = max(counts) * len(counts) / sum(counts) if counts and sum(counts) else None
+            policy = self.real_name if side == 0 else self.name
+            shown[name] = {"policy": policy, "max_over_mean": balance} | self._sums[side].to_json()
+        return shown

@@ -1,0 +1,99 @@
+"""A shadow policy says beforehand what switching to it brings, and changes nothing meanwhile."""
+
+import random
+
+import pytest
+
+from dynctl.core.deployment import EngineInfo, EngineState
+from dynctl.router.config import Settings
+from dynctl.router.desk import load_policy
+from dynctl.router.placement import Order, Placement
+from dynctl.router.prefix_index import PrefixIndex, Source
+from dynctl.router.prompt import Hashers, Prompt
+from dynctl.router.shadow import Shadow
+from dynctl.router.workers import WorkerTable
+
+HASHERS = Hashers("s")
+
+
+def fleet(policy):
+    table, index = WorkerTable(Settings()), PrefixIndex()
+    for i in range(4):
+        table.put(
+            EngineInfo(
+                *(f"e{i}", f"e{i}.1", EngineState.READY, "aggregated", "d", "sim", "m"),
+                block_size_tokens=16,
+                kv_capacity_tokens=200_000,
+            )
+        )
+        index.begin(Source(f"e{i}", f"e{i}.1"))
+    return index, Placement(table, index, load_policy(policy), Settings(), random.Random(1))
+
+
+def serve(index, placement, number=600):
+    """Conversations on shared prefixes, on engines whose cache is what the index says; the hit rate they get."""
+    rng = random.Random(2)
+    shared = [[rng.randrange(1000) for _ in range(512)] for _ in range(6)]
+    histories = [list(rng.choice(shared)) for _ in range(60)]
+    hit = asked = 0
+    chosen = []
+    for i in range(number):
+        history = rng.choice(histories)
+        history += [rng.randrange(1000) for _ in range(100)]
+        now_s = i * 0.1
+        index.sweep(now_s)
+        placed = placement.place(Order("r", Prompt.known(HASHERS, list(history)), None, 16), now_s)
+        engine = placed.main.worker.id
+        chosen.append(engine)
+        blocks = HASHERS.of(16).prompt(history)
+        cached = index.match(blocks, (len(history) - 1) // 16).get(engine, 0) * 16
+        hit += placed.overlap_tokens if placement.policy.uses_index else 0
+        asked += len(history)
+        index.store(Source(engine, f"{engine}.1"), blocks.hashes())
+        assert cached >= 0
+        placed.main.prefill_ended(now_s + 0.05)
+        placed.main.release()
+    return hit / asked, chosen
+
+
+def test_what_the_shadow_says_is_what_switching_gives():
+    index, placement = fleet("round_robin")
+    placement.shadow = Shadow("kv", load_policy("kv"), "round_robin", random.Random(3))
+    _, with_shadow = serve(index, placement)
+    said = placement.shadow.to_json()
+
+    index, plain = fleet("round_robin")
+    _, without = serve(index, plain)
+    assert with_shadow == without, "the shadow does not act"
+
+    index, placement = fleet("kv")
+    got, _ = serve(index, placement)
+    assert said["shadow"]["hit_ratio"] == pytest.approx(got, abs=0.03)
+    assert said["shadow"]["hit_ratio"] > said["real"]["hit_ratio"] + 0.1
+    assert said["shadow"]["ttft_ms"] < said["real"]["ttft_ms"]
+    assert said["num_decisions"] == 600
+
+
+def test_a_shadow_of_the_same_policy_says_the_same():
+    index, placement = fleet("least_loaded")
+    placement.shadow = Shadow(
+        "least_loaded", load_policy("least_loaded"), "least_loaded", random.Random(3)
+    )
+    serve(index, placement)
+    said = placement.shadow.to_json()
+
+    assert said["shadow"]["hit_ratio"] == pytest.approx(said["real"]["hit_ratio"], abs=0.05)
+
+
+def test_a_shadow_that_fails_is_stopped_and_harms_nobody():
+    class Breaks:
+        uses_index, term_names = True, ()
+
+        def choose(self, *args):
+            raise ValueError("a fault of ours")
+
+    index, placement = fleet("kv")
+    placement.shadow = Shadow("breaks", Breaks(), "kv", random.Random(3))
+    serve(index, placement, 5)
+
+    assert placement.shadow is None
