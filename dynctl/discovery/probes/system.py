@@ -14,13 +14,15 @@ from dynctl.discovery.probe import Probe, fail, text_of
 _SCRIPT = r"""
 put() { printf '%s\t%s\n' "$1" "$2"; }
 first() { { read -r line <"$1"; } 2>/dev/null && put "$2" "$line"; }
-put host_name "$(uname -n)"
+set -- $(uname -snrm)
+put host_name "$2"
+put kernel "$1 $3"
+put arch "$4"
+uid=$(id -u) user=$(id -un 2>/dev/null)
+put uid "$uid"
+put user "$user"
 first /etc/machine-id machine_id
 first /proc/sys/kernel/random/boot_id boot_id
-put kernel "$(uname -sr)"
-put arch "$(uname -m)"
-put uid "$(id -u)"
-put user "$(id -un 2>/dev/null)"
 put cpus_nominal "$(getconf _NPROCESSORS_ONLN 2>/dev/null || grep -c ^processor /proc/cpuinfo)"
 put cpus_allowed "$(nproc 2>/dev/null)"
 while read -r key value unit; do
@@ -59,9 +61,9 @@ python() {
 for name in python3 python3.13 python3.12 python3.11 python3.14; do python $name; done
 for path in /usr/local/bin/python3 /usr/bin/python3 /opt/python*/bin/python3 "$HOME"/.local/bin/python3.1? /opt/conda/bin/python3; do python "$path"; done
 [ -d /run/systemd/system ] && put systemd 1
-run=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}
-XDG_RUNTIME_DIR=$run systemctl --user show -p Version >/dev/null 2>&1 && put systemd_user 1
-[ -e "/var/lib/systemd/linger/$(id -un 2>/dev/null)" ] && put linger 1
+run=${XDG_RUNTIME_DIR:-/run/user/$uid}
+[ -d /run/systemd/system ] && XDG_RUNTIME_DIR=$run systemctl --user show -p Version >/dev/null 2>&1 && put systemd_user 1
+[ -e "/var/lib/systemd/linger/$user" ] && put linger 1
 put ssh "$SSH_CONNECTION"
 for net in /sys/class/net/*; do
   name=${net##*/}
