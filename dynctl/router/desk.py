@@ -26,6 +26,7 @@ from dynctl.router.probes import Probes
 from dynctl.router.prompt import Hashers
 from dynctl.router.shadow import Shadow
 from dynctl.router.sources.fleet import Fleet
+from dynctl.router.text_blocks import TextHolders
 from dynctl.router.tokens import ModelTokenizer, PromptTokens
 from dynctl.router.workers import WorkerTable
 
@@ -64,6 +65,7 @@ class Desk:
         self.index = PrefixIndex(settings.index_max_bytes)
         self.hits = HitBook()
         self.probes = Probes(self.workers, self.index, self.hashers)
+        self.texts = TextHolders(self.index)
         self.fleet = Fleet(
             self.workers, self.index, self.metrics, self.pump_soon, self.probes.notes
         )

@@ -42,6 +42,7 @@ from dynctl.router.prompt import Prompt
 from dynctl.router.reply import Reply
 from dynctl.router.tokens import Tokenized
 from dynctl.router.transfer import transfer_fault
+from dynctl.router.workers import Worker
 
 log = logging.getLogger("dynctl.router")
 
@@ -60,6 +61,7 @@ class Flight:
         "_handoff",
         "_has_retried",
         "_is_concluded",
+        "_is_text",
         "_ledger",
         "_may_repeat",
         "_num_sent",
@@ -97,6 +99,8 @@ class Flight:
         self._ledger = Ledger(desk.metrics, desk.ring, desk.loop.time())
         self._prompt: Prompt
         self._excluded: set[tuple[str, str]] = set()
+        self._is_text = False
+        """Blocks of text stand for blocks of tokens."""
         self._may_repeat = False
         self._has_retried = False
         self._call: Call | None = None
@@ -161,6 +165,7 @@ class Flight:
             return
         desk = self._desk
         desk.metrics.tokenized.add(tokenized.how)
+        self._is_text = tokenized.how == "text"
         self._prompt = (
             Prompt.guessed(desk.hashers, tokenized.num_chars)
             if tokenized.ids is None
@@ -371,8 +376,16 @@ class Flight:
         attempt = f"{self.request_id}-{self._num_sent}" if self._num_sent else self.request_id
         self._num_sent += 1
         ledger.sent_s = desk.loop.time()
+        if self._is_text and transfer is None:
+            self._note_text(worker)
         sink = LegSink(self, leg, is_relayed=route.is_relayed)
         self._call = route.send(self.request.endpoint, attempt, body, sink)
+
+    def _note_text(self, worker: Worker) -> None:
+        blocks = self._prompt.blocks(worker.block_size)
+        if blocks is not None and worker.block_size:
+            num_blocks = self._prompt.num_cacheable(worker.block_size)
+            self._desk.texts.sent(worker.key, blocks, num_blocks, worker.capacity_tokens)
 
     def _wait(self) -> None:
         failure = self._desk.line.join(self, self._ledger.arrived_s)

@@ -41,7 +41,9 @@ class Router:
         config = self._config
         tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else None
         if tokenizer is None:
-            log.warning("no tokenizer: requests with text are routed by load only")
+            log.warning(
+                "no tokenizer: requests are routed by blocks of text, not by what engines say they hold"
+            )
         self.desk = desk = Desk(config, tokenizer)
         entrance = Entrance(desk)
         try:

@@ -5,7 +5,8 @@ Templates come with models, so they run in jinja2's immutable sandbox. Not here:
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -22,6 +23,13 @@ _WALKS_PARTS = re.compile(
 )
 
 
+_MAX_STEPS = 200_000
+"""Turns of loops and calls of one rendering: some 50 ms. A conversation of 1,000 messages takes a few thousand."""
+
+_MAX_PRODUCT = 1_000_000
+_MAX_EXPONENT = 64
+
+
 class _Generation(jinja2.ext.Extension):
     """The `{% generation %}` block marks assistant text for training; for serving it is its content."""
 
@@ -30,6 +38,64 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
         return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+
+class _Budget(threading.local):
+    """Steps the present rendering of this thread may still take."""
+
+    left = 0
+
+    def spend(self, number: int = 1) -> None:
+        self.left -= number
+        if self.left < 0:
+            raise jinja2.TemplateError("the template takes more steps than any sound one")
+
+
+budget = _Budget()
+
+
+class _Bounded(ImmutableSandboxedEnvironment):
+    """A sandbox in which turns of loops, calls, and what `*` and `**` make are counted, so that no template runs for ever."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+        """Let every loop draw from the budget."""
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(jinja2.nodes.For):
+            loop.iter = jinja2.nodes.Filter(loop.iter, "counted_turns", [], [], None, None)
+        return tree
+
+    def call(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - jinja2's signature
+        """Count calls: macros may call themselves."""
+        budget.spend()
+        return super().call(*args, **options)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401 - jinja2's signature
+        """Refuse products no prompt needs before they are made."""
+        sizes = [
+            len(side) if isinstance(side, str | bytes | list | tuple) else abs(side)
+            for side in (left, right)
+            if isinstance(side, str | bytes | list | tuple | int | float)
+        ]
+        is_large = len(sizes) == 2 and (
+            sizes[0] * sizes[1] > _MAX_PRODUCT if operator == "*" else sizes[1] > _MAX_EXPONENT
+        )
+        if is_large:
+            raise jinja2.TemplateError("the template makes more than any sound one")
+        return super().call_binop(context, operator, left, right)
+
+
+def _counted_turns(values: Iterable[Any]) -> Iterator[Any]:
+    if isinstance(values, jinja2.Undefined):
+        return iter(values)
+    return _count(iter(values))
+
+
+def _count(values: Iterator[Any]) -> Iterator[Any]:
+    for value in values:
+        budget.spend()
+        yield value
 
 
 class ChatTemplate:
@@ -41,13 +107,14 @@ class ChatTemplate:
         Raises:
             RouterError: when the template is malformed.
         """
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Bounded(
             trim_blocks=True,
             lstrip_blocks=True,
             autoescape=False,
             extensions=["jinja2.ext.loopcontrols", _Generation],
         )
         environment.filters["tojson"] = _tojson
+        environment.filters["counted_turns"] = _counted_turns
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         try:
@@ -71,6 +138,7 @@ class ChatTemplate:
         options = dict(self._special_tokens)
         if body.get("reasoning_effort") is not None:
             options["reasoning_effort"] = body["reasoning_effort"]
+        budget.left = _MAX_STEPS
         try:
             options |= body.get("chat_template_kwargs") or {}
             return self._template.render(
@@ -80,7 +148,14 @@ class ChatTemplate:
                 add_generation_prompt=body.get("add_generation_prompt", True),
                 **options,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError):
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            ArithmeticError,
+            RecursionError,
+        ):
             return None
 
 

@@ -23,6 +23,8 @@ from dynctl.errors import RouterError
 from dynctl.router.api.requests import CHAT, ApiRequest
 from dynctl.router.config import Settings
 from dynctl.router.template import ChatTemplate
+from dynctl.router.text_blocks import pseudo_ids
+from dynctl.router.units import UnitCutter
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -59,6 +61,8 @@ class ModelTokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._template = template
+        self.cutter = UnitCutter(tokenizer)
+        """Cuts rendered chats into parts that are tokenised once."""
 
     @property
     def has_template(self) -> bool:
@@ -151,7 +155,7 @@ class Tokenized:
     """None: routed by load only."""
     num_chars: int
     how: str
-    """`given`, `short`, `cache`, `inline`, `thread` or `none`."""
+    """`given`, `short`, `cache`, `inline`, `thread`, `text` or `none`."""
 
 
 class PromptTokens:
@@ -182,8 +186,11 @@ class PromptTokens:
         num_chars = _num_chars(request)
         if num_chars < self._short_chars:
             deliver(Tokenized(None, num_chars, "short"))
-        elif tokenizer is None or request.num_sequences > 1:
+        elif request.num_sequences > 1:
             deliver(Tokenized(None, num_chars, "none"))
+        elif tokenizer is None:
+            text_ids = pseudo_ids(request)
+            deliver(Tokenized(text_ids, num_chars, "none" if text_ids is None else "text"))
         elif num_chars <= self._inline_chars:
             deliver(self._finished(num_chars, self._work(tokenizer, request), "inline"))
         else:
@@ -202,43 +209,59 @@ class PromptTokens:
         """End the threads."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _work(
-        self, tokenizer: ModelTokenizer, request: ApiRequest
-    ) -> tuple[str, bool, Sequence[int], bool] | None:
-        """Render and tokenise; runs on the loop or in the thread. The last field: whether it was in the cache."""
+    def _work(self, tokenizer: ModelTokenizer, request: ApiRequest) -> "_Work | None":
+        """Render and tokenise what is not in the cache; runs on the loop or in the thread."""
         try:
             text = tokenizer.text_of(request)
             if text is None:
                 return None
             has_special = bool(request.body.get("add_special_tokens", request.endpoint != CHAT))
-            found = self._cache.get((text, has_special))
-            if found is not None:
-                return text, has_special, found, True
-            return text, has_special, tokenizer.encode(text, has_special=has_special), False
+            # The tokens that frame a plain prompt belong to the whole of it.
+            parts = [text] if has_special else tokenizer.cutter.cut(text)
+            keys = [(part, has_special) for part in parts]
+            found = {key: self._cache.get(key) for key in keys}
+            missing = [key for key, ids in found.items() if ids is None]
+            if not missing:
+                fresh: list[array[int]] = []
+            elif has_special:
+                fresh = [array("I", tokenizer.encode(text, has_special=True))]
+            else:
+                fresh = tokenizer.cutter.encode([part for part, _ in missing])
+            found.update(zip(missing, fresh, strict=True))
+            known = [ids for key in keys if (ids := found[key]) is not None]
+            ids = known[0] if len(known) == 1 else sum(known, array("I"))
+            return _Work(keys, found, missing, ids)
         except Exception:  # noqa: BLE001 - libraries and templates raise anything; the request is then routed by load
             return None
 
-    def _finished(
-        self, num_chars: int, work: tuple[str, bool, Sequence[int], bool] | None, how: str
-    ) -> Tokenized:
+    def _finished(self, num_chars: int, work: "_Work | None", how: str) -> Tokenized:
         """Put fresh work into the cache; on the loop only, so that the cache has one writer."""
         if work is None:
             return Tokenized(None, num_chars, "none")
-        text, has_special, ids, was_cached = work
-        key = (text, has_special)
-        if was_cached:
-            if key in self._cache:
-                self._cache.move_to_end(key)
-            return Tokenized(ids, num_chars, "cache")
-        # Four bytes a token instead of a list's eight and an integer object: requests hold on to this.
-        packed = array("I", ids)
-        if key not in self._cache:
-            self._cache[key] = packed
-            self._cache_bytes += _entry_bytes(text, packed)
-            while self._cache_bytes > self._max_cache_bytes:
-                (old_text, _), old = self._cache.popitem(last=False)
-                self._cache_bytes -= _entry_bytes(old_text, old)
-        return Tokenized(packed, num_chars, how)
+        cache = self._cache
+        for key in work.keys:
+            if key in cache:
+                cache.move_to_end(key)
+                continue
+            packed = work.found[key]
+            if packed is not None:
+                cache[key] = packed
+                self._cache_bytes += _entry_bytes(key[0], packed)
+        while self._cache_bytes > self._max_cache_bytes:
+            (old_text, _), old = cache.popitem(last=False)
+            self._cache_bytes -= _entry_bytes(old_text, old)
+        return Tokenized(work.ids, num_chars, how if work.missing else "cache")
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A prompt tokenised, and the parts it was made of."""
+
+    keys: "list[tuple[str, bool]]"
+    found: "dict[tuple[str, bool], array[int] | None]"
+    missing: "list[tuple[str, bool]]"
+    """Those that had to be tokenised now."""
+    ids: "array[int]"
 
 
 def _entry_bytes(text: str, ids: "array[int]") -> int:
