@@ -132,8 +132,12 @@ class Evidence:
         return [r.id for _, _, r in self.replicas() if any(p.uuid == gpu.uuid for p in r.gpus)]
 
     def is_split(self, host_name: str) -> bool:
-        """Tell whether a host is planned to hand KV blocks to or take them from another engine."""
-        return any(replica.role is not Role.AGGREGATED for replica in self.replicas_on(host_name))
+        """Tell whether a host is planned to hand real KV blocks to or take them from another engine."""
+        return any(
+            replica.role is not Role.AGGREGATED and planned.engine_kind != "sim"
+            for planned, _, replica in self.replicas()
+            if replica.host_name == host_name
+        )
 
     def transfers_between_hosts(self) -> list[tuple[str, str]]:
         """Pairs of hosts, prefill first, that KV blocks travel between."""

@@ -3,16 +3,18 @@
 import importlib
 import pkgutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from checkcases import world
-from checkcases.build import evidence, gpu, host, planned
+from checkcases.build import b_host, eth, evidence, gpu, host, nic, planned, split_plan
 
 from dynctl.checks.examine import examine, grouped, load_checks, select
 from dynctl.checks.finding import Severity
 from dynctl.cli.doctor_evidence import from_captures
 from dynctl.core.hardware import GpuProcess, GpuState
+from dynctl.core.machine import Limits
 from dynctl.discovery.capture import Capture, read_captures
 from dynctl.errors import DynctlError, UsageError
 
@@ -123,6 +125,35 @@ def test_findings_come_worst_first():
     assert ranks == sorted(ranks, reverse=True)
     assert report.findings[0].severity is Severity.RED
     assert report.is_red
+
+
+def test_limits_of_a_users_units_are_proved_by_that_users_systemd(tmp_path):
+    """A login session may have other limits than the units the agent runs in."""
+    user = {"is_root": False, "has_linger": True, "has_systemd_user": True}
+    hosts = host(unit_limits=Limits(65536, 1024), session_limits=Limits(-1, 1048576), **user)
+    found = {f.code: f for f in examine(planned(hosts), CHECKS).findings}
+
+    for code, bad, good in (
+        ("memlock-low", "DefaultLimitMEMLOCK=65536", "DefaultLimitMEMLOCKSoft=infinity"),
+        ("nofile-low", "DefaultLimitNOFILE=1024", "DefaultLimitNOFILESoft=524288"),
+    ):
+        line = found[code].verify
+        assert world.run(line, world.World({"systemctl": world.says(bad)}), tmp_path / code)[0] == 0
+        cured = world.World({"systemctl": world.says(good)})
+        assert world.run(line, cured, tmp_path / f"{code}-good")[0] != 0
+
+
+def test_simulated_engines_need_no_rdma():
+    """What would stop a real transfer between these hosts is no fault for a simulated one."""
+    plan = split_plan()
+    sim = replace(plan, deployments=tuple(replace(d, engine_kind="sim") for d in plan.deployments))
+    hosts = (host(nics=(nic(kind="roce"), eth())), b_host())
+
+    assert any(
+        f.code == "transfer-fabric-differs" for f in examine(planned(*hosts), CHECKS).findings
+    )
+    found = examine(planned(*hosts, plan=sim), CHECKS).findings
+    assert [f for f in found if f.code == "transfer-fabric-differs"] == []
 
 
 def test_an_unknown_check_is_refused_with_those_that_are_near():

@@ -16,8 +16,8 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.topology.hosts:
         if not host.gpus and not any(nic.kind != "ethernet" for nic in host.nics):
             continue
-        limit, source, pid = limits_of(evidence, host)
-        value = limit.memlock_bytes
+        source = limits_of(evidence, host)
+        value = source.limits.memlock_bytes
         if (
             value is None
             or value == UNLIMITED
@@ -31,7 +31,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             host.name,
             "",
             f"locked memory is limited to {format_bytes(value)}: registering KV memory with RDMA devices fails",
-            (f"memlock of {source}: {value} bytes",),
+            (f"memlock of {source.whose}: {value} bytes",),
             "set `* - memlock unlimited` in /etc/security/limits.d/ and DefaultLimitMEMLOCK=infinity in systemd's system.conf "
             "and user.conf, then log in anew and run dynctl up (an edit has no effect on running sessions)",
             root_line(
@@ -40,7 +40,11 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
                 "-c",
                 "echo '* - memlock unlimited' > /etc/security/limits.d/90-dynctl.conf",
             ),
-            verify=f"awk '/^Max locked memory/ && $4 != \"unlimited\" {{ print; n++ }} END {{ exit !n }}' /proc/{pid}/limits",
+            verify=source.proof(
+                "Max locked memory",
+                "DefaultLimitMEMLOCK",
+                'VALUE != "unlimited" && VALUE != "infinity"',
+            ),
             verify_on=host.name,
         )
 

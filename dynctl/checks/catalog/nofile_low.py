@@ -13,8 +13,8 @@ CODE = "nofile-low"
 
 def _judge(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.topology.hosts:
-        limit, source, pid = limits_of(evidence, host)
-        value = limit.nofile
+        source = limits_of(evidence, host)
+        value = source.limits.nofile
         if value is None or value == UNLIMITED or value >= _LEAST:
             continue
         yield Finding(
@@ -23,7 +23,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             host.name,
             "",
             f"{value} open files allowed: every stream through router and relay takes two",
-            (f"nofile of {source}: {value}",),
+            (f"nofile of {source.whose}: {value}",),
             "set `* - nofile 1048576` in /etc/security/limits.d/, then log in anew and run dynctl up",
             root_line(
                 host,
@@ -31,7 +31,11 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
                 "-c",
                 "echo '* - nofile 1048576' > /etc/security/limits.d/91-dynctl.conf",
             ),
-            verify=f"awk '/^Max open files/ && $4 != \"unlimited\" && $4 < {_LEAST} {{ print; n++ }} END {{ exit !n }}' /proc/{pid}/limits",
+            verify=source.proof(
+                "Max open files",
+                "DefaultLimitNOFILE",
+                f'VALUE != "unlimited" && VALUE != "infinity" && VALUE < {_LEAST}',
+            ),
             verify_on=host.name,
         )
 

@@ -31,7 +31,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
                 f"nft add rule inet filter input tcp dport {reach.port} accept"
                 if is_dropped
                 else None,
-                verify=f"! {line}",
+                verify=f"if {line}; then false; else echo 'no connection'; fi",
                 verify_on=host.name,
             )
 

@@ -15,6 +15,8 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
     for source, target in evidence.transfers_between_hosts():
         if source not in hosts or target not in hosts:
             continue
+        if not (evidence.is_split(source) and evidence.is_split(target)):
+            continue  # simulated engines move no blocks
         a, b = _kinds(hosts[source]), _kinds(hosts[target])
         if a & b or not (a or b):
             continue
