@@ -19,7 +19,7 @@ from dynctl.router.desk import load_policy
 from dynctl.router.placement import Order, Placement
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.prompt import Hashers, Prompt
-from dynctl.router.workers import WorkerTable
+from dynctl.router.worker_table import WorkerTable
 
 BLOCK = 16
 KV_BYTES_PER_TOKEN = 131_072

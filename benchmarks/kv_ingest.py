@@ -32,7 +32,7 @@ from dynctl.router.prompt import Hashers
 from dynctl.router.sources.direct import _EventSink
 from dynctl.router.sources.feed import KvFeed
 from dynctl.router.sources.fleet import Fleet
-from dynctl.router.workers import WorkerTable
+from dynctl.router.worker_table import WorkerTable
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 60_000

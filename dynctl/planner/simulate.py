@@ -33,7 +33,7 @@ from dynctl.router.metrics import Metrics
 from dynctl.router.placement import Order, Placed, Placement, Unplaced
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.prompt import Hashers, Prompt
-from dynctl.router.workers import WorkerTable
+from dynctl.router.worker_table import WorkerTable
 from dynctl.sim.scheduler import Output
 from dynctl.sim.sequence import SimSequence, Wish
 

@@ -28,7 +28,7 @@ from dynctl.router.shadow import Shadow
 from dynctl.router.sources.fleet import Fleet
 from dynctl.router.text_blocks import TextHolders
 from dynctl.router.tokens import ModelTokenizer, PromptTokens
-from dynctl.router.workers import WorkerTable
+from dynctl.router.worker_table import WorkerTable
 
 if TYPE_CHECKING:
     from dynctl.router.flight import Flight

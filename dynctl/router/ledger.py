@@ -11,7 +11,8 @@ from dynctl.router.metrics import Metrics
 from dynctl.router.placement import Placed
 from dynctl.router.probes import Probes
 from dynctl.router.transfer_cost import Move
-from dynctl.router.workers import Booking, WorkerTable
+from dynctl.router.worker_table import WorkerTable
+from dynctl.router.workers import Booking
 
 
 class Ledger:

@@ -29,7 +29,8 @@ from dynctl.router.transfer_cost import (
     can_transfer,
     stall_ms,
 )
-from dynctl.router.workers import Booking, View, Worker, WorkerTable
+from dynctl.router.worker_table import View, WorkerTable
+from dynctl.router.workers import Booking, Worker
 
 log = logging.getLogger("dynctl.router")
 

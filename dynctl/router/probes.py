@@ -11,7 +11,8 @@ from dynctl.router.findings import Evidence, Finding, diagnose
 from dynctl.router.hits import Outlook
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.prompt import Hashers
-from dynctl.router.workers import Worker, WorkerTable
+from dynctl.router.worker_table import WorkerTable
+from dynctl.router.workers import Worker
 
 _DELAY_S = 1.0
 """Events of a request are there well before; so are those of a relay."""

@@ -16,7 +16,7 @@ from dynctl.router.placement import Order, Placement
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.probes import EngineNotes, Probes
 from dynctl.router.prompt import Hashers, Prompt
-from dynctl.router.workers import WorkerTable
+from dynctl.router.worker_table import WorkerTable
 
 HASHERS = Hashers("deployment")
 BLOCK = 16

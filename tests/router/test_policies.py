@@ -16,7 +16,7 @@ from dynctl.router.placement import Order, Placed, Placement
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.prompt import Hashers, Prompt
 from dynctl.router.rates import OutputLengths
-from dynctl.router.workers import WorkerTable
+from dynctl.router.worker_table import WorkerTable
 
 POLICIES = registry.names("dynctl.router.policies")
 SETTINGS = Settings()

@@ -11,7 +11,7 @@ from dynctl.router.placement import Order, Placement
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.prompt import Hashers, Prompt
 from dynctl.router.shadow import Shadow
-from dynctl.router.workers import WorkerTable
+from dynctl.router.worker_table import WorkerTable
 
 HASHERS = Hashers("s")
 

@@ -11,7 +11,7 @@ from dynctl.router.placement import Order, Placement
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.prompt import Hashers, Prompt
 from dynctl.router.transfer_cost import Links, TransferFacts, can_transfer
-from dynctl.router.workers import WorkerTable
+from dynctl.router.worker_table import WorkerTable
 
 CASES = [
     (TransferFacts(100, None), ""),

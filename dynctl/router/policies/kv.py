@@ -12,13 +12,17 @@ from dynctl.router.choosing import WATERMARK, Load, Need, drawn
 _FULL_MS = 2000.0
 """What an engine with full KV memory costs more: about a preemption and its recompute. A guess."""
 
-_SHARE = 1.0
-"""What one fair share above the fair share costs, in prefills of this prompt. Tuned: benchmarks/balance.py."""
+_SHARE = 0.7
+"""What one fair share above the fair share costs, in prefills of this prompt; …"""
 
-_SHARE_CONTINUED = 0.25
-"""The same for a conversation under way: moving it costs its history and balances little, a start does the opposite."""
+_SHARE_SQUARE = 1.0
+"""… and what its square does: a little unfairness is cheap, much is dear. Tuned with benchmarks/balance.py."""
 
-_SHARE_PRIOR = 2.0
+_CONTINUED = 0.4
+"""Both weigh this much for a conversation under way: moving it costs its history and balances little, a start does the
+opposite."""
+
+_SHARE_PRIOR = 1.0
 """Requests each engine is taken to have had before the first one: a handful says nothing about shares."""
 
 
@@ -46,17 +50,21 @@ class _Kv:
         return _all_terms(need, loads, overlaps)
 
 
-def _fairness(need: Need, loads: Sequence[Load]) -> tuple[float, float]:
-    """Recent requests up to which a share costs nothing, and milliseconds for each one above."""
-    mean = sum([load.recent for load in loads]) / len(loads)
-    share = _SHARE_CONTINUED if need.is_continuation else _SHARE
-    prefill_ms = need.prompt_tokens * need.ms_per_token
-    return mean, share * prefill_ms / (mean + _SHARE_PRIOR * need.recent_unit)
+def _fairness(need: Need, loads: Sequence[Load]) -> tuple[float, float, float]:
+    """The fair number of recent requests, how many excess shares each one above is, and what a share costs."""
+    fair = sum([load.recent for load in loads]) / len(loads)
+    weight = _CONTINUED if need.is_continuation else 1.0
+    share_ms = weight * need.prompt_tokens * need.ms_per_token
+    return fair, 1.0 / (fair + _SHARE_PRIOR * need.recent_unit), share_ms
+
+
+def _share_ms(excess: float, share_ms: float) -> float:
+    return share_ms * excess * (_SHARE + _SHARE_SQUARE * excess)
 
 
 def _costs(need: Need, loads: Sequence[Load], overlaps: Sequence[int]) -> list[float]:
     """Sums of `_terms`, in one expression: this is where a decision's time goes."""
-    fair, share_ms = _fairness(need, loads)
+    fair, shares, share_ms = _fairness(need, loads)
     prompt, output, now_s, transfer_ms = need[0], need[1], need.now_s, need.transfer_ms_per_token
     if transfer_ms is not None:
         return [sum(term) for term in _all_terms(need, loads, overlaps)]
@@ -66,7 +74,7 @@ def _costs(need: Need, loads: Sequence[Load], overlaps: Sequence[int]) -> list[f
         + ((free_at_s - now_s) * 1e3 if free_at_s > now_s else 0.0)
         + output * decode_ms
         + (_memory_ms(prompt - room, capacity) if prompt > room else 0.0)
-        + ((recent - fair) * share_ms if recent > fair else 0.0)
+        + (_share_ms((recent - fair) * shares, share_ms) if recent > fair else 0.0)
         for (
             _,
             rate,
@@ -86,13 +94,13 @@ def _costs(need: Need, loads: Sequence[Load], overlaps: Sequence[int]) -> list[f
 def _all_terms(
     need: Need, loads: Sequence[Load], overlaps: Sequence[int]
 ) -> list[tuple[float, ...]]:
-    fair, share_ms = _fairness(need, loads)
+    fair, shares, share_ms = _fairness(need, loads)
     return [
         (
             *_prefill_terms(need, load, overlap),
             need.output_tokens * load.decode_ms_per_token,
             _memory_ms(need.prompt_tokens - load.room_tokens, load.capacity_tokens),
-            max(load.recent - fair, 0.0) * share_ms,
+            _share_ms(max(load.recent - fair, 0.0) * shares, share_ms),
         )
         for load, overlap in zip(loads, overlaps, strict=True)
     ]

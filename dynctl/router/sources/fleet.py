@@ -12,7 +12,7 @@ from dynctl.router.metrics import Metrics
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.probes import EngineNotes
 from dynctl.router.sources.route import Route
-from dynctl.router.workers import WorkerTable
+from dynctl.router.worker_table import WorkerTable
 
 log = logging.getLogger("dynctl.router")
 

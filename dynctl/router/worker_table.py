@@ -1,0 +1,216 @@
+"""All engines by id, which of them serve a role just now, and who may take one more request.
+
+Not here: an engine's own books (`workers`), choosing, clocks (times are passed in, monotonic seconds). Pure.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dynctl.core.deployment import EngineInfo, EngineState
+from dynctl.router.config import Settings
+from dynctl.router.prefix_index import PrefixIndex
+from dynctl.router.rates import OutputLengths
+from dynctl.router.workers import Joined, Tally, Worker
+
+_RECENT_S = 30.0
+"""Age at which a request counts 1/e in what an engine had lately."""
+
+_SLOW_START_S = 30.0
+_MAX_UNIT = 1e12
+_MAX_SPREAD = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What can be said about the engines that could do a leg."""
+
+    serving: int
+    """Ready and reachable."""
+    coming: int
+    """Starting, restarting, or behind a relay that does not answer just now: worth waiting for."""
+
+
+class View:
+    """The serving engines of some roles, as long as none comes, goes or changes; `WorkerTable.view` makes it."""
+
+    __slots__ = ("_layout", "_sizes", "_spread", "_tally", "_version", "positions", "workers")
+
+    def __init__(self, workers: Sequence[Worker], tally: Tally) -> None:
+        self.workers = workers
+        self.positions = {worker.id: position for position, worker in enumerate(workers)}
+        self._tally = tally
+        self._spread: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._sizes: set[int] = set()
+        self._layout = self._version = -1
+
+    def block_sizes(self, index: PrefixIndex) -> set[int]:
+        """The block sizes of engines whose cache can be considered."""
+        if self._layout != index.layout or self._version != self._tally.version:
+            self._layout, self._version = index.layout, self._tally.version
+            self._spread = {}
+            self._sizes = {worker.block_size for worker in self.workers if worker.has_blocks}
+        return self._sizes
+
+    def positions_of(self, bits: int, block_size: int, index: PrefixIndex) -> tuple[int, ...]:
+        """Positions of the engines with that block size whose sources these bits of the index are.
+
+        Ask `block_sizes` first: it notices that bits have changed their meaning.
+        """
+        found = self._spread.get((bits, block_size))
+        if found is None:
+            if len(self._spread) > _MAX_SPREAD:
+                self._spread = {}
+            own, workers = self.positions, self.workers
+            places = [own[name] for name in dict.fromkeys(index.engines_of(bits)) if name in own]
+            found = self._spread[bits, block_size] = tuple(
+                [
+                    place
+                    for place in places
+                    if workers[place].has_blocks and workers[place].block_size == block_size
+                ]
+            )
+        return found
+
+
+class WorkerTable:
+    """All engines known, by id; one incarnation each."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._workers: dict[str, Worker] = {}
+        self._views: dict[tuple[frozenset[str], str | None], View] = {}
+        self.tally = Tally(settings)
+        self.lengths = OutputLengths()
+        self.num_sent = 0
+        """Requests sent to any engine."""
+        self._recent_base_s: float | None = None
+        self._num_joining = 0
+
+    def recent_unit(self, now_s: float) -> float:
+        """What a request made now weighs in `Worker.recent`: units grow, so that nothing has to be aged."""
+        if self._recent_base_s is None:
+            self._recent_base_s = now_s
+        unit = math.exp((now_s - self._recent_base_s) / _RECENT_S)
+        if unit > _MAX_UNIT:
+            for worker in self._workers.values():
+                worker.recent /= unit
+                worker.cached_load = None
+            self._recent_base_s, unit = now_s, 1.0
+        return unit
+
+    def view(self, roles: frozenset[str], model: str | None, now_s: float) -> View:
+        """The serving engines of these roles, made anew only after a change; one that is new among them starts slowly."""
+        found = self._views.get((roles, model))
+        if found is None:
+            found = self._views[roles, model] = View(self.serving(roles, model), self.tally)
+            for worker in found.workers:
+                if not worker.was_serving:
+                    worker.was_serving = True
+                    self._join(worker, found.workers, now_s)
+        return found
+
+    def may_limit(self, now_s: float) -> bool:
+        """Whether any engine may be without room just now: full, failing, busy, or starting slowly."""
+        tally = self.tally
+        return bool(tally.num_full or now_s < tally.limited_until_s or self._num_joining)
+
+    def with_room(self, workers: Sequence[Worker], now_s: float) -> list[Worker]:
+        """The engines that may take one more; slow starters only when the others have no room either."""
+        free = [worker for worker in workers if worker.has_room(now_s)]
+        if self._num_joining:
+            settled = [worker for worker in free if not self._is_held_back(worker, now_s, workers)]
+            return settled or free
+        return free
+
+    def _is_held_back(self, worker: Worker, now_s: float, workers: Sequence[Worker]) -> bool:
+        joined = worker.joined
+        if joined is None:
+            return False
+        if now_s >= joined.until_s:
+            worker.joined = None
+            self._num_joining = sum(w.joined is not None for w in self._workers.values())
+            return False
+        return not joined.allows(worker, now_s, self.num_sent, len(workers))
+
+    def _join(self, worker: Worker, fleet: Sequence[Worker], now_s: float) -> None:
+        others = [other for other in fleet if other is not worker and other.num_sent]
+        if not others:
+            return
+        worker.recent = sum(other.recent for other in others) / len(others)
+        worker.cached_load = None
+        worker.joined = Joined(now_s + _SLOW_START_S, self.num_sent)
+        self._num_joining += 1
+
+    def all(self) -> tuple[Worker, ...]:
+        """Every engine known."""
+        return tuple(self._workers.values())
+
+    def get(self, engine_id: str) -> Worker | None:
+        """The engine of that id, if it is known."""
+        return self._workers.get(engine_id)
+
+    def put(self, info: EngineInfo) -> bool:
+        """Take facts about an engine; True when it is a new incarnation (its blocks are to be dropped)."""
+        known = self._workers.get(info.id)
+        if known is not None and known.incarnation == info.incarnation:
+            known.update(info, self._settings)
+            self._views.clear()
+            return False
+        fresh = Worker(info, self._settings, self.tally)
+        if known is not None:
+            # The machine is the same: what its work costs is the best guess for the new start too.
+            fresh.prefill, fresh.itl = known.prefill, known.itl
+            if known not in self.tally.unseen:
+                self.tally.unseen.discard(fresh)
+            self.tally.unseen.discard(known)
+        self._workers[info.id] = fresh
+        self._views.clear()
+        return True
+
+    def remove(self, engine_id: str) -> None:
+        """Forget an engine; its bookings run out on their own."""
+        gone = self._workers.pop(engine_id, None)
+        if gone is not None:
+            self.tally.unseen.discard(gone)
+        self._views.clear()
+
+    def set_reachable(self, engine_id: str, *, is_reachable: bool) -> None:
+        """Note whether the way to an engine (its relay, its port) works."""
+        worker = self._workers.get(engine_id)
+        if worker is not None:
+            worker.is_reachable = is_reachable
+            self._views.clear()
+
+    def set_state(self, engine_id: str, state: EngineState) -> None:
+        """Note a change of state that was seen before the facts of its source changed."""
+        worker = self._workers.get(engine_id)
+        if worker is not None:
+            worker.update(replace(worker.info, state=state), self._settings)
+            self._views.clear()
+
+    def serving(self, roles: frozenset[str], model: str | None = None) -> list[Worker]:
+        """Engines of these roles that take requests, for one model or any."""
+        return [
+            worker
+            for worker in self._workers.values()
+            if worker.info.role in roles
+            and (model is None or worker.info.model == model)
+            and worker.is_serving()
+        ]
+
+    def readiness(self, roles: frozenset[str], model: str | None = None) -> Readiness:
+        """Count the engines of these roles that serve or are about to."""
+        serving = coming = 0
+        for worker in self._workers.values():
+            if worker.info.role not in roles or (model is not None and worker.info.model != model):
+                continue
+            if worker.is_serving():
+                serving += 1
+            elif worker.info.state in _COMING:
+                coming += 1
+        return Readiness(serving, coming)
+
+
+_COMING = frozenset({EngineState.STARTING, EngineState.BACKOFF, EngineState.READY})
+"""READY but not reachable counts as coming: its relay may be restarting."""
