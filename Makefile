@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # What the demo downloads stays in this directory; the lab's file systems are shared by all checkouts (~/.cache/dynctl).
 install demo $(VENV)/.installed: export DYNCTL_CACHE ?= $(CURDIR)/.cache
 
-.PHONY: demo test check fuzz lab lab-vllm bench-router lock clean install
+.PHONY: demo test check fuzz lab lab-vllm bench-router lock clean install bench-plan
 
 install: $(VENV)/.installed
 
@@ -43,6 +43,9 @@ lab-vllm: install  ## real vLLM engines with NIXL on lab hosts, on CPUs (root; i
 
 bench-router: install  ## what the router costs, and how well it places, beside a bare pass-through
 	$(BIN)/python benchmarks/router_bench.py $(BENCH)
+
+bench-plan: install  ## errors and bands of the estimates against public points, and a rival's on the same rows (about 10 minutes)
+	$(BIN)/python benchmarks/plan_accuracy.py $(BENCH)
 
 lock: install  ## rewrite the hashed lock files
 	scripts/lock

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Sequence
 
+from points import Point
+
 from dynctl.planner.calibration import NAMES, Calibration, Constants, bounded, fingerprint
 from dynctl.planner.closed_loop import Loop, Pass, run_loop
 from dynctl.planner.fitting import Unknown, fit
-from points import Point
 
 PLAIN = Constants()
 FITTED = [n for n in NAMES if n not in {"overlap", "eta_link"}]

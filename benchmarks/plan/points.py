@@ -2,8 +2,6 @@
 
 import csv
 import hashlib
-
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

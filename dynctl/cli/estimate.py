@@ -105,7 +105,7 @@ def command(  # noqa: PLR0917 - an option each
         raise DynctlError("--concurrency and --rate are positive", code=ExitCode.USAGE)
     query = Query(
         model=open_model(model, 1.0 if kv_dtype is KvDtype.FP8 else 2.0),
-        spec=_spec(gpu),
+        spec=find_gpu(gpu),
         parallelism=Parallelism(tp, pp, dp, ep),
         role=Role(role.value),
         workload=Workload(isl, osl, rate or 1.0, prefix, isl_cv),
@@ -118,7 +118,8 @@ def command(  # noqa: PLR0917 - an option each
     _print(query, price_engine(query), output)
 
 
-def _spec(gpu: str) -> GpuSpec:
+def find_gpu(gpu: str) -> GpuSpec:
+    """The figures of a GPU by name; DynctlError (exit 2) when there are none."""
     from dynctl.core.text import clean
     from dynctl.planner.peaks import SPECS, spec_named
 

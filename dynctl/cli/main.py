@@ -26,6 +26,7 @@ COMMANDS = {
     "doctor": "Look for what is wrong, with the fix and a command that proves it.",
     "plan": "Lay out prefill and decode pools, with predicted latency and throughput.",
     "estimate": "Price one layout without hosts: latency, throughput and memory, with bands.",
+    "calibrate": "Fit the estimate's constants to bench results of an engine and GPU.",
     "up": "Bring the cluster to the plan: agents, engines, router.",
     "status": "Show what runs, and where.",
     "top": "Watch TTFT, ITL, KV hit rate, queues and GPUs live.",

@@ -136,6 +136,8 @@ class DeploymentWish:
     workload: Workload = field(default_factory=Workload)
     slo: Slo = field(default_factory=Slo)
     limits: Limits = field(default_factory=Limits)
+    shape: tuple[tuple[str, float], ...] = ()
+    """Numbers of the model by their names in config.json, where the file lacks them or its architecture is unknown."""
     router: RouterWish = field(default_factory=RouterWish)
 
 

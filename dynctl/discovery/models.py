@@ -74,7 +74,7 @@ async def _read(wish: DeploymentWish, hosts: list[Host], fleet: Fan) -> Model | 
         )
     config = _parse(wish, f"{first}:{path}", contents[first])
     try:
-        return read_model(config, wish.model, _kv_dtype_bytes(wish))
+        return read_model(config, wish.model, _kv_dtype_bytes(wish), dict(wish.shape) or None)
     except PlanError:
         if wish.pools:
             return None

@@ -103,8 +103,11 @@ def _deployment(part: DeploymentPart) -> DeploymentWish:
             workload.osl_tokens,
             workload.rate_rps,
             workload.shared_prefix_ratio,
+            workload.isl_cv,
+            workload.num_prefixes,
         ),
         slo=Slo(part.slo.ttft_ms, part.slo.itl_ms or part.slo.tpot_ms),
+        shape=tuple(sorted(part.shape.items())),
         limits=Limits(
             limits.max_model_len_tokens,
             limits.max_num_seqs,

@@ -230,6 +230,10 @@ class WorkloadPart(_Part):
     """Requests per second."""
     shared_prefix_ratio: Annotated[Float, Field(ge=0, le=1)] = 0.0
     """Share of each prompt that others have sent before, 0 to 1."""
+    isl_cv: Annotated[Float, Field(ge=0, le=10)] = 0.0
+    """How prompt lengths vary: their standard deviation over their mean; 0: all alike."""
+    num_prefixes: Annotated[Int, Field(ge=1)] = 1
+    """How many different shared prefixes there are; those that do not fit the cache are not hit."""
 
 
 class SloPart(_Part):
@@ -301,6 +305,8 @@ class DeploymentPart(_Part):
     """Latency goals."""
     limits: LimitsPart = LimitsPart()
     """Engine limits."""
+    shape: dict[Text, Annotated[Float, Field(ge=0)]] = {}
+    """Numbers of the model that its config.json lacks, by the names used there, for an architecture dynctl does not know."""
     router: RouterPart = RouterPart()
     """The entrance."""
 

@@ -8,11 +8,14 @@ IO: reads its own data file once.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
+from pathlib import Path
 
 from dynctl.core.model import Model
+from dynctl.core.text import clean
+from dynctl.errors import PlanError
 from dynctl.planner.peaks import GpuSpec
 
 
@@ -70,8 +73,10 @@ class Constants:
     """Power of the norm that joins memory and arithmetic time: large takes the longer of the two."""
 
 
-NAMES = tuple(field.name for field in fields(Constants))
+NAMES = tuple(item.name for item in fields(Constants))
 Factors = Mapping[str, float]
+OWN_PATH = Path(".dynctl") / "calibration.json"
+"""Where `dynctl calibrate` keeps what it found, beside the clusters' own directories."""
 NVFP4_SHARE = 0.57
 """Bytes of a 4-bit weight with its scale over those of an 8-bit one."""
 
@@ -89,6 +94,8 @@ class Calibration:
     """By `figure/family/regime`: factors from an expected figure to the low and high end of its 90 % band."""
     models: frozenset[str] = frozenset()
     """Fingerprints of the models among the fitted points."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """By `engine/gpu` key: where own factors come from."""
 
     def constants(self, engine: str, generation: str, family: str = "", gpu: str = "") -> Constants:
         """The set for an engine on a kind of GPU, for `dense` or `moe` models; unknown names leave a coarser one."""
@@ -106,7 +113,8 @@ class Calibration:
         any point, and floods of requests (`tokens-flood`), that of rows from elsewhere.
         """
         family = family_of(model)
-        if f"{engine}/{spec.generation}" not in self.factors or figure.endswith("-flood"):
+        places = {f"{engine}/{spec.generation}", f"{engine}/{spec.name}"}
+        if not places & self.factors.keys() or figure.endswith("-flood"):
             regime = "foreign"
         else:
             regime = "fitted" if fingerprint(model) in self.models else "unfitted"
@@ -116,9 +124,9 @@ class Calibration:
 
     def source(self, engine: str, generation: str, gpu: str = "") -> str:
         """A sentence on where the set for this engine and GPU comes from."""
-        own = self.factors.get(f"{engine}/{gpu}")
+        own = self.origins.get(f"{engine}/{gpu}")
         if own is not None:
-            return f"calibrated for {engine} on {gpu}: {self.origin}, {self.date}"
+            return f"calibrated for {engine} on {gpu}: {own}"
         known = f"{engine}/{generation}" in self.factors
         how = (
             f"fitted for {engine} on {generation}"
@@ -175,6 +183,52 @@ def read_calibration(text: str) -> Calibration:
 
 @cache
 def shipped() -> Calibration:
-    """The calibration that comes with dynctl."""
+    """The calibration that comes with dynctl, with what `dynctl calibrate` has kept in `.dynctl/` put over it."""
     text = resources.files("dynctl.planner").joinpath("constants.json").read_text("utf-8")
-    return read_calibration(text)
+    found = read_calibration(text)
+    try:
+        own = OWN_PATH.read_text("utf-8")
+    except FileNotFoundError:
+        return found
+    return with_own(found, own)
+
+
+def with_own(found: Calibration, text: str) -> Calibration:
+    """Put kept factors over the shipped ones.
+
+    Raises:
+        PlanError: when the text is not what `own_text` writes.
+    """
+    try:
+        kept = json.loads(text)["calibrations"]
+        factors = {
+            str(key): {str(n): float(v) for n, v in entry["factors"].items() if n in NAMES}
+            for key, entry in kept.items()
+        }
+        origins = {str(key): str(entry["origin"]) for key, entry in kept.items()}
+        are_usable = all(0.01 < v < 100 for entry in factors.values() for v in entry.values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PlanError(
+            f"{OWN_PATH} is damaged or from another version: {clean(str(error), 120)}",
+            f"calibrate again, or remove it: rm {OWN_PATH}",
+        ) from error
+    if not are_usable:
+        raise PlanError(
+            f"{OWN_PATH} holds a factor out of range",
+            f"calibrate again, or remove it: rm {OWN_PATH}",
+        )
+    return replace(
+        found, factors={**found.factors, **factors}, origins={**found.origins, **origins}
+    )
+
+
+def own_text(calibration: Calibration) -> str:
+    """What is kept of a calibration: own factors by `engine/gpu`, with their origin."""
+    kept = {
+        key: {
+            "origin": origin,
+            "factors": {n: round(v, 4) for n, v in sorted(calibration.factors[key].items())},
+        }
+        for key, origin in sorted(calibration.origins.items())
+    }
+    return json.dumps({"schema": "dynctl.calibration/1", "calibrations": kept}, indent=2) + "\n"

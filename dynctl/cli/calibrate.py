@@ -1,0 +1,129 @@
+"""`dynctl calibrate`: fit the estimate's constants to bench results. IO: files, terminal."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dynctl.cli.estimate import EngineName, KvDtype, find_gpu
+from dynctl.cli.output import emit, say
+from dynctl.errors import DynctlError, ExitCode
+from dynctl.planner.calibrating import Run
+
+MAX_RESULT_BYTES = 64 * 1024**2
+
+
+def command(  # noqa: PLR0917 - an option each
+    results: Annotated[
+        list[Path], typer.Argument(help="result.json files of dynctl bench, of one engine.")
+    ],
+    model: Annotated[
+        str, typer.Option("--model", help="A directory, config.json or shipped name.")
+    ],
+    gpu: Annotated[str, typer.Option("--gpu", help="What the engine ran on, such as h100-sxm.")],
+    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel size.")] = 1,
+    pp: Annotated[int, typer.Option("--pp", min=1, help="Pipeline stages.")] = 1,
+    dp: Annotated[int, typer.Option("--dp", min=1, help="Attention data-parallel ranks.")] = 1,
+    ep: Annotated[int, typer.Option("--ep", min=1, help="Expert-parallel size.")] = 1,
+    replicas: Annotated[
+        int, typer.Option("--replicas", min=1, help="Equal engines that shared the load.")
+    ] = 1,
+    engine: Annotated[
+        EngineName, typer.Option("--engine", help="Which engine ran.")
+    ] = EngineName.VLLM,
+    kv_dtype: Annotated[
+        KvDtype, typer.Option("--kv-dtype", help="How the KV cache is stored.")
+    ] = KvDtype.BF16,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and tell; keep nothing.")] = False,
+) -> None:
+    """Fit the estimate's constants to bench results of this engine and GPU; later plans cite them.
+
+    Four factors are fitted: memory, arithmetic, floors and host. Runs with 1 user and with many say most. What is
+    found is kept in .dynctl/calibration.json.
+
+    Example: dynctl calibrate c1/result.json c64/result.json --model llama-3.1-8b --gpu h100-sxm
+    """
+    from dynctl.core.plan import Parallelism
+    from dynctl.files import write_atomic
+    from dynctl.planner.calibrating import calibrate, joined
+    from dynctl.planner.calibration import OWN_PATH, own_text, shipped
+    from dynctl.planner.checkpoint import open_model
+
+    spec = find_gpu(gpu)
+    runs = [_run(path, replicas) for path in results]
+    shape = open_model(model, 1.0 if kv_dtype is KvDtype.FP8 else 2.0)
+    known = shipped()
+    found = calibrate(runs, shape, spec, Parallelism(tp, pp, dp, ep), engine.value, known)
+    emit("  ".join(f"{name} ×{factor:.3g}" for name, factor in found.by_group.items()))
+    emit(
+        f"median error of TPOT {100 * found.tpot_before:.1f} % → {100 * found.tpot_after:.1f} %, "
+        f"of TTFT {100 * found.ttft_before:.1f} % → {100 * found.ttft_after:.1f} %"
+    )
+    if dry_run:
+        return
+    origin = f"{len(runs)} bench results of {shape.name}: {', '.join(run.origin for run in runs)}"
+    key = f"{engine.value}/{spec.name}"
+    OWN_PATH.parent.mkdir(exist_ok=True)
+    write_atomic(OWN_PATH, own_text(joined(known, key, found, origin)).encode(), 0o644)
+    say(f"kept as {OWN_PATH}; next: dynctl plan")
+
+
+def _run(path: Path, replicas: int) -> Run:
+    """Read what matters of a result; users in flight follow from Little's law."""
+    found = _json(path)
+    try:
+        metrics, requests = found["metrics"], found["requests"]
+        isl, osl = found["lengths"]["isl_mean"], found["lengths"]["osl_got_mean"]
+        users = requests["completed_rps"] * metrics["e2e_ms"]["mean"] / 1e3 / replicas
+        values = (
+            isl,
+            osl,
+            users,
+            metrics["ttft_ms"]["mean"] / 1e3,
+            metrics["tpot_ms"]["mean"] / 1e3,
+        )
+        are_usable = all(0 < float(value) < 1e9 for value in values)
+        cached = float((found.get("kv") or {}).get("cached_ratio") or 0.0)
+        day = str((found.get("facts") or {}).get("started") or "")[:10]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DynctlError(
+            f"{path} is no result of dynctl bench that can be used: {error}",
+            "give result.json files of runs that ended",
+            code=ExitCode.USAGE,
+        ) from error
+    if not are_usable:
+        raise DynctlError(
+            f"{path}: a figure is missing or not positive: lengths {isl} and {osl}, {users:.3g} users",
+            "give result.json files of runs that ended",
+            code=ExitCode.USAGE,
+        )
+    if found.get("client_limited"):
+        raise DynctlError(
+            f"{path}: the load generator was the limit, so the figures are not the engine's",
+            "run it from a faster machine, or with fewer users",
+            code=ExitCode.USAGE,
+        )
+    name = f"{path} {day}".strip()
+    return Run(
+        name, float(isl), float(osl), max(1.0, users), values[3], values[4], min(0.99, cached)
+    )
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    import json
+
+    try:
+        content = path.read_bytes()
+        found = json.loads(content) if len(content) <= MAX_RESULT_BYTES else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DynctlError(
+            f"{path} cannot be read: {error}",
+            "give result.json files of dynctl bench",
+            code=ExitCode.USAGE,
+        ) from error
+    if not isinstance(found, Mapping):
+        raise DynctlError(
+            f"{path} holds no result", "give result.json files of dynctl bench", code=ExitCode.USAGE
+        )
+    return found

@@ -1,0 +1,298 @@
+"""Percentiles, cache hits, pools and bands of estimates; the estimate and calibrate commands."""
+
+import json
+import math
+
+import pytest
+
+from dynctl.cli.main import run
+from dynctl.core.plan import Parallelism, Role
+from dynctl.core.workload import Slo, Workload
+from dynctl.planner.calibrating import Run, calibrate, joined
+from dynctl.planner.calibration import own_text, shipped, with_own
+from dynctl.planner.checkpoint import open_model
+from dynctl.planner.closed_loop import Loop, Pair, run_loop, run_pair
+from dynctl.planner.estimate import DeclaredPace, Layout, Side, hit_ratio, serve
+from dynctl.planner.fitting import Unknown, fit, solve
+from dynctl.planner.peaks import spec_named
+from dynctl.planner.pricing import Query, price_engine
+from dynctl.planner.roofline import Engine, group_link, load_of
+
+PACE = DeclaredPace(prefill_base_s=0.0, prefill_s_per_token=1e-4, step_s=0.01)
+
+
+def query(model="llama-3.1-8b", gpu="h100-sxm", **change):
+    facts = {"parallelism": Parallelism(), "role": Role.AGGREGATED, "workload": Workload(1024, 256), "concurrency": 16.0, **change}  # fmt: skip
+    return Query(open_model(model), spec_named(gpu), **facts)
+
+
+def test_percentiles_rise_and_varied_lengths_spread_them():
+    even = serve(Layout(Side(PACE, 1, 64)), Workload(1000, 100), 4.0)
+    varied = serve(Layout(Side(PACE, 1, 64)), Workload(1000, 100, isl_cv=1.0), 4.0)
+
+    for served in (even, varied):
+        assert served.ttft_p50_s <= served.ttft_p95_s <= served.ttft_p99_s
+        assert served.itl_p50_s <= served.itl_p95_s <= served.itl_p99_s
+    assert varied.ttft_p99_s > 1.5 * even.ttft_p99_s
+
+
+def test_a_single_server_waits_as_the_textbook_says():
+    """M/D/1 at half load: the mean wait is half of a service time."""
+    pace = DeclaredPace(0.0, 1e-4, 1e-9)
+
+    served = serve(Layout(Side(pace, 1, 1e9)), Workload(1000, 1), 5.0)
+
+    assert served.ttft_s - 0.1 - pace.host_s == pytest.approx(0.05, rel=0.01)
+
+
+def test_prefixes_that_do_not_fit_the_cache_are_not_hit():
+    work = Workload(1000, 100, 1.0, shared_prefix_ratio=0.8, num_prefixes=100)
+    side = Side(PACE, 4, 64, kv_capacity_tokens=10_000)
+
+    routed, blind = Layout(side), Layout(side, routes_by_prefix=False)
+
+    assert hit_ratio(Layout(Side(PACE, 4, 64)), work, 0) == 0.8
+    assert hit_ratio(routed, work, 0) == pytest.approx(0.8 * 10_000 / (25 * 800))
+    assert hit_ratio(blind, work, 0) == pytest.approx(0.8 * 10_000 / (100 * 800))
+    assert hit_ratio(routed, work, 20) < hit_ratio(routed, work, 0)
+
+
+def test_transfers_queue_for_their_link():
+    pace = DeclaredPace(0.0, 1e-5, 0.01, kv_bytes_per_token=100_000)
+    layout = Layout(Side(pace, 1, 256), Side(pace, 1, 256), 1e9)
+
+    idle, loaded = (serve(layout, Workload(1000, 10), rate) for rate in (0.01, 5.0))
+
+    assert loaded.transfer_s > 1.3 * idle.transfer_s
+    assert serve(layout, Workload(1000, 10), 8.0).limit == "transfer"
+
+
+def test_users_that_the_cache_cannot_hold_wait():
+    load = load_of(open_model("llama-3.1-8b"), spec_named("h100-sxm"), Parallelism(), group_link(spec_named("h100-sxm"), 18, None))  # fmt: skip
+    c = shipped().constants("vllm", "hopper", "dense")
+
+    free, tight = (run_loop(load, c, Loop(1000, 200, 64, 0, limit)) for limit in (64, 16))
+
+    assert tight.ttft_s > 5 * free.ttft_s
+    assert tight.tpot_s < free.tpot_s
+    assert tight.tokens_s < free.tokens_s
+
+
+def test_more_prefill_engines_help_long_prompts_and_more_decode_engines_long_answers():
+    model, spec = open_model("gpt-oss-120b"), spec_named("h200-sxm")
+    load = load_of(model, spec, Parallelism(2), group_link(spec, 18, None))
+    c = shipped().constants("sglang", "hopper", "moe")
+
+    def tokens_s(isl, osl, prefill, decode):
+        return run_pair(Pair(load, prefill, load, decode, 0.01), c, Loop(isl, osl, 128)).tokens_s
+
+    assert tokens_s(2048, 64, 3, 1) > tokens_s(2048, 64, 1, 3)
+    assert tokens_s(128, 680, 1, 3) > tokens_s(128, 680, 2, 2) > tokens_s(128, 680, 3, 1)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "other"])
+def test_narrow_weights_are_never_slower(engine):
+    spec = spec_named("h100-sxm")
+    wide, narrow = (
+        Engine(open_model(n), spec, Parallelism(2), group_link(spec, 18, None), engine)
+        for n in ("qwen3-32b", "qwen3-32b-fp8")
+    )
+
+    for batch in (1, 16, 128, 512):
+        assert narrow.decode_s(batch, 1000) <= wide.decode_s(batch, 1000)
+    assert narrow.prefill_s(4000) <= wide.prefill_s(4000)
+
+
+@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("concurrency", [16.0, None])
+def test_every_role_is_priced_with_bands(role, concurrency):
+    found = price_engine(query(role=role, concurrency=concurrency))
+
+    assert found.feasible
+    assert (found.ttft_ms is None) == (role is Role.DECODE)
+    assert (found.tpot_ms is None) == (role is Role.PREFILL)
+    for figure in (
+        found.ttft_ms,
+        found.tpot_ms,
+        found.req_s,
+        found.memory_gib,
+        found.kv_capacity_tokens,
+    ):
+        if figure is not None:
+            assert 0 < figure.low <= figure.expected <= figure.high < math.inf
+            assert figure.source
+
+
+@pytest.mark.parametrize(
+    ("model", "parallelism", "said"),
+    [
+        ("llama-3.1-70b", Parallelism(1), "does not fit"),
+        ("llama-3.1-8b", Parallelism(3), "does not divide"),
+        ("llama-3.1-8b", Parallelism(2, ep=2), "dense"),
+        ("gpt-oss-120b", Parallelism(2, ep=3), "ranks"),
+        ("llama-3.1-8b", Parallelism(1, pp=64), "layers"),
+    ],
+)
+def test_what_cannot_be_says_why(model, parallelism, said):
+    found = price_engine(query(model, parallelism=parallelism))
+
+    assert not found.feasible
+    assert said in found.reason
+
+
+def test_too_high_a_rate_names_what_binds():
+    found = price_engine(
+        query(concurrency=None, workload=Workload(1024, 256, 1e4), slo=Slo(1000, 50))
+    )
+
+    assert not found.feasible
+    assert "at most" in found.reason
+
+
+def test_unfitted_models_and_gpus_get_wider_bands():
+    def width(model, gpu):
+        figure = price_engine(query(model, gpu)).tpot_ms
+        return figure.high / figure.low
+
+    assert width("llama-3.1-8b", "h100-sxm") < width("mistral-7b-v0.3", "h100-sxm")
+    assert width("mistral-7b-v0.3", "h100-sxm") <= width("mistral-7b-v0.3", "a100-sxm-80")
+
+
+def test_pipelines_cost_latency_and_hold_more():
+    flat = price_engine(query("llama-3.1-70b", parallelism=Parallelism(4)))
+    staged = price_engine(query("llama-3.1-70b", parallelism=Parallelism(4, pp=2)))
+
+    assert staged.kv_capacity_tokens.expected > flat.kv_capacity_tokens.expected
+    assert staged.out_tok_s_per_gpu.expected < flat.out_tok_s_per_gpu.expected
+
+
+def test_linear_systems_are_solved_and_undetermined_directions_stay():
+    assert solve([[2, 1], [1, 3]], [5, 10]) == pytest.approx([1, 3])
+    assert solve([[1, 0], [0, 0]], [2, 0]) == [2, 0]
+
+
+def test_a_fit_finds_what_made_the_data():
+    truth = (0.5, -0.3)
+
+    def residuals(x, rows):
+        return [
+            (math.exp(x[0]) * i + math.exp(x[1]) - math.exp(truth[0]) * i - math.exp(truth[1]),)
+            for i in rows
+        ]
+
+    found = fit(residuals, [Unknown(0.0, 1e-3, range(10))] * 2, 10, rounds=40)
+
+    assert found == pytest.approx(truth, abs=0.01)
+
+
+def hidden_runs(factor, model, spec):
+    """Results of an engine whose floors are `factor` times what is thought."""
+    from dynctl.planner.calibrating import moved
+
+    c = moved(
+        shipped().constants("vllm", "hopper", "dense", spec.name),
+        {"floors": factor, "memory": 0.8, "host": 2.0},
+    )
+    load = load_of(model, spec, Parallelism(), group_link(spec, 18, None))
+    for users in (1, 8, 64):
+        got = run_loop(load, c, Loop(1000, 200, users))
+        yield Run(f"c{users}", 1000, 200, users, got.ttft_s, got.tpot_s)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 2.5])
+def test_calibration_finds_an_engine_with_hidden_constants(factor):
+    model, spec = open_model("llama-3.1-8b"), spec_named("h100-sxm")
+    runs = tuple(hidden_runs(factor, model, spec))
+
+    found = calibrate(runs, model, spec, Parallelism(), "vllm", shipped())
+
+    assert found.tpot_after < 0.1
+    assert found.tpot_after <= found.tpot_before
+
+
+def test_kept_factors_come_back_and_are_cited():
+    model, spec = open_model("llama-3.1-8b"), spec_named("h100-sxm")
+    found = calibrate(
+        tuple(hidden_runs(2.0, model, spec)), model, spec, Parallelism(), "vllm", shipped()
+    )
+    kept = own_text(joined(shipped(), "vllm/h100-sxm", found, "3 results"))
+
+    again = with_own(shipped(), kept)
+
+    assert again.constants("vllm", "hopper", "dense", "h100-sxm") != shipped().constants("vllm", "hopper", "dense", "h100-sxm")  # fmt: skip
+    assert "3 results" in again.source("vllm", "hopper", "h100-sxm")
+    assert again.constants("vllm", "hopper", "dense", "h200-sxm") == shipped().constants("vllm", "hopper", "dense", "h200-sxm")  # fmt: skip
+
+
+def test_the_command_prints_one_json_document(capsys):
+    code = run(["estimate", "--model", "llama-3.1-70b", "--gpu", "h100-sxm", "--tp", "8", "--isl", "2048", "--osl", "256", "--concurrency", "32", "-o", "json"])  # fmt: skip
+
+    found = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert found["feasible"] is True
+    for key in (
+        "ttft_ms",
+        "tpot_ms",
+        "out_tok_s_per_gpu",
+        "req_s",
+        "memory_gib",
+        "kv_capacity_tokens",
+    ):
+        assert set(found[key]) == {"low", "expected", "high", "source"}
+
+
+def test_the_command_refuses_with_a_reason_and_exit_4(capsys):
+    code = run(["estimate", "--model", "deepseek-v3", "--gpu", "h100-sxm", "--tp", "8", "--concurrency", "1", "-o", "json"])  # fmt: skip
+
+    found = json.loads(capsys.readouterr().out)
+    assert code == 4
+    assert found["feasible"] is False
+    assert "short" in found["reason"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [], ["--model", "llama-3.1-8b"], ["--model", "llama-3.1-8b", "--gpu", "h100-sxm"],
+        ["--model", "llama-3.1-8b", "--gpu", "abacus", "--rate", "1"],
+        ["--model", "llama-3.1-8b", "--gpu", "h100-sxm", "--rate", "nan"],
+        ["--model", "llama-3.1-8b", "--gpu", "h100-sxm", "--rate", "1", "--concurrency", "1"],
+    ],
+)  # fmt: skip
+def test_wrong_flags_are_usage_errors(flags, capsys):
+    assert run(["estimate", *flags]) == 2
+    assert capsys.readouterr().err
+
+
+def result(ttft_ms=50.0, tpot_ms=9.0, **change):
+    return {
+        "metrics": {"ttft_ms": {"mean": ttft_ms}, "tpot_ms": {"mean": tpot_ms}, "e2e_ms": {"mean": ttft_ms + 200 * tpot_ms}},
+        "requests": {"completed_rps": 1.0}, "lengths": {"isl_mean": 1000, "osl_got_mean": 200},
+        "kv": {"cached_ratio": 0.0}, "client_limited": "", **change,
+    }  # fmt: skip
+
+
+def test_calibrate_keeps_what_it_found(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.json").write_text(json.dumps(result()))
+
+    code = run(["calibrate", "r.json", "--model", "llama-3.1-8b", "--gpu", "h100-sxm"])
+
+    kept = json.loads((tmp_path / ".dynctl" / "calibration.json").read_text())["calibrations"][
+        "vllm/h100-sxm"
+    ]
+    assert code == 0
+    assert "r.json" in kept["origin"]
+    assert "TPOT" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", "[]", json.dumps(result(tpot_ms=0)), json.dumps(result(client_limited="cpu"))],
+)
+def test_calibrate_refuses_results_that_say_nothing(tmp_path, monkeypatch, content):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.json").write_text(content)
+
+    assert run(["calibrate", "r.json", "--model", "llama-3.1-8b", "--gpu", "h100-sxm"]) == 2
+    assert not (tmp_path / ".dynctl").exists()
