@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import pwd
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -316,12 +317,27 @@ def differences(
         if value.lower() != said.rpartition(",")[2].lower():
             found.append(SshDifference(host_name, keyword, value, said, tuple(argv)))
     wanted = [str(Path(name).expanduser()) for name in route.identity_files]
-    files = [str(Path(name).expanduser()) for name in theirs.get("identityfile", ())]
+    files = [_key_path(name, route) for name in theirs.get("identityfile", ())]
     if wanted and not set(wanted) <= set(files):
         found.append(
             SshDifference(host_name, "identityfile", wanted[0], ", ".join(files), tuple(argv))
         )
     return found
+
+
+def _key_path(text: str, route: Route) -> str:
+    """A key's path as `ssh -G` prints it: its tokens are not replaced there (ssh_config(5), TOKENS)."""
+    tokens = {
+        "%%": "%",
+        "%d": str(Path.home()),
+        "%h": route.host,
+        "%n": route.hop.address,
+        "%p": str(route.port),
+        "%r": route.user,
+        "%u": pwd.getpwuid(os.getuid()).pw_name,
+    }
+    whole = re.sub("%.", lambda match: tokens.get(match[0], match[0]), text)
+    return str(Path(whole).expanduser())
 
 
 def _jump_text(user: str | None, address: str, port: int | None) -> str:

@@ -1,5 +1,6 @@
 """`dynctl doctor` as it is typed: exit codes, output, fixes; hosts are this machine."""
 
+import asyncio
 import json
 import os
 import stat
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from dynctl.checks.examine import load_checks
-from dynctl.cli.doctor_evidence import differences
+from dynctl.cli.doctor_evidence import _compare_ssh, differences
+from dynctl.core.inventory import HostEntry, Inventory, SshSettings
 from dynctl.remote.routes import Hop, Route
 
 LOCAL = """
@@ -183,6 +185,35 @@ def test_jump_hosts_are_compared_as_ssh_writes_them():
     ours = route(jump=Hop("bastion", "ops", 2222, None, "first"))
 
     assert differences("a", ours, theirs, ("ssh",)) == []
+
+
+def test_keys_named_with_tokens_are_compared_by_what_they_mean():
+    theirs = {
+        "hostname": ["10.0.0.1"],
+        "port": ["22"],
+        "user": ["bob"],
+        "identityfile": ["~/.ssh/lab_%r_%h"],
+    }
+    key = str(Path("~/.ssh/lab_bob_10.0.0.1").expanduser())
+
+    assert differences("a", route(identity_files=(key,)), theirs, ("ssh",)) == []
+    other = differences("a", route(identity_files=("/other",)), theirs, ("ssh",))
+    assert [d.keyword for d in other] == ["identityfile"]
+
+
+def test_ssh_itself_agrees_on_an_ordinary_configuration(tmp_path):
+    """Asked for real: aliases, users, ports, jumps, keys and a Match block."""
+    (tmp_path / "config").write_text(
+        "Host gpu\n  HostName 127.0.0.1\n  User x\n  Port 2201\n  ProxyJump ops@b:2222\n"
+        "  IdentityFile ~/.ssh/lab_%r\nHost plain\n  HostName 127.0.0.1\nMatch host 127.0.0.1\n  Port 2299\n"
+    )
+    inventory = Inventory(
+        "s",
+        (HostEntry("gpu", "gpu"), HostEntry("plain", "plain", user="bob")),
+        ssh=SshSettings(config=str(tmp_path / "config")),
+    )
+
+    assert asyncio.run(_compare_ssh(inventory, ["gpu", "plain"])) == ()
 
 
 def test_every_check_is_documented_and_nothing_else_is():
