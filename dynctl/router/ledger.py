@@ -20,6 +20,7 @@ class Ledger:
 
     __slots__ = (
         "_cached_tokens",
+        "_computed",
         "_decisions",
         "_first_s",
         "_metrics",
@@ -43,6 +44,8 @@ class Ledger:
         self._decisions: dict[Leg, Decision] = {}
         self._cached_tokens: int | None = None
         self._first_s = 0.0
+        self._computed: dict[Leg, int] = {}
+        """Prompt tokens each leg's engine had to compute, as far as it said so."""
         self._prefill_ms: dict[Leg, float] = {}
         """How long each leg's prefill took, its turn in the engine's queue excluded."""
         self._outlook: Outlook | None = None
@@ -93,6 +96,7 @@ class Ledger:
         if booking.has_prefill:
             began_s = max(self.sent_s, booking.worker.prefill_ended_s)
             self._prefill_ms[leg] = (now_s - began_s) * 1e3
+            self._learn_prefill(leg)
         elif self._move is not None and leg is Leg.MAIN:
             self._move.took(self.sent_s, now_s)
             self._move = None
@@ -118,17 +122,23 @@ class Ledger:
         if leg is Leg.MAIN:
             self.usage = usage
         decision = self._decisions.get(leg)
-        if decision is not None and leg in self._prefill_ms:
+        if decision is not None:
             cached = usage.cached_tokens if usage is not None else None
             hit = decision.overlap_tokens if cached is None else cached
-            tokens = max(decision.prompt_tokens - hit, 1)
-            self.bookings[leg].worker.prefill_took(tokens, self._prefill_ms.pop(leg))
+            self._computed[leg] = max(decision.prompt_tokens - hit, 1)
+            self._learn_prefill(leg)
         if usage is None:
             return
         if decision is not None and decision.leg != "decode":
             decision.cached_tokens = usage.cached_tokens
         if self._cached_tokens is None:
             self._cached_tokens = usage.cached_tokens
+
+    def _learn_prefill(self, leg: Leg) -> None:
+        """Learn once both are known, whichever came first: how long a prefill took, and how much was to be computed."""
+        if leg in self._computed and leg in self._prefill_ms:
+            worker = self.bookings[leg].worker
+            worker.prefill_took(self._computed.pop(leg), self._prefill_ms.pop(leg))
 
     def faulted(self, leg: Leg, reason: str) -> None:
         """Note the end of an attempt."""

@@ -74,7 +74,8 @@ def test_prefill_engines_compute_prompts_and_decode_engines_say_the_rest():
     trace = make_trace(Workload(512, 32, 8), 60, 3)
     both = [*engines(2, Role.PREFILL, "p"), *engines(2, Role.DECODE, "d")]
 
-    told = simulate(trace, both, SimSetting("kv"), Slo())
+    always = SimSetting("kv", settings=make_settings({"conditional_prefill": 0}))
+    told = simulate(trace, both, always, Slo())
 
     loads = {load.id: load for load in told.engines}
     assert told.num_failed == 0
@@ -93,7 +94,7 @@ def test_a_slow_link_delays_first_tokens():
     )
 
     # The router learns what a transfer takes and computes some prompts in place instead.
-    assert slow.ttft_ms.mean > fast.ttft_ms.mean + 10
+    assert slow.ttft_ms.mean > fast.ttft_ms.mean
     assert slow.engines[1].num_prefill_tokens > fast.engines[1].num_prefill_tokens
 
 
