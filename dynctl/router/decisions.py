@@ -4,6 +4,7 @@ A decision keeps the policy's frozen inputs, so that the same choice can be comp
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,6 +132,18 @@ class Decision:
             "overlap_tokens": self.overlaps_tokens[position],
             "predicted_ttft_ms": round(sum(self.predicted_ms(position).values()), 3),
         }
+
+
+def explained(decisions: Sequence[Decision], waited_ms: float) -> tuple[tuple[bytes, bytes], ...]:
+    """Say what is expected of a request as header fields, for a client that asked with `X-Dynctl-Explain`."""
+    engines = ",".join(decision.engine for decision in decisions)
+    parts_ms = sum(sum(d.predicted_ms(d.position).values()) for d in decisions)
+    overlap = max((d.overlap_tokens for d in decisions), default=0)
+    return (
+        (b"x-dynctl-engines", engines.encode()),
+        (b"x-dynctl-predicted-ttft-ms", b"%.1f" % (waited_ms + parts_ms)),
+        (b"x-dynctl-predicted-cached-tokens", b"%d" % overlap),
+    )
 
 
 class DecisionRing:

@@ -19,6 +19,7 @@ from dynctl.router.api.answers import Failure
 from dynctl.router.api.requests import CHAT, ApiRequest
 from dynctl.router.api.streams import Usage, read_answer
 from dynctl.router.deadlines import overdue_leg
+from dynctl.router.decisions import explained
 from dynctl.router.desk import Desk
 from dynctl.router.handoff import (
     Action,
@@ -337,6 +338,9 @@ class Flight:
             return
         self._ledger.placed(result, desk.policy_name, time.time())
         desk.metrics.decision.observe(time.perf_counter() - started_s)
+        if self._exchange.request.header(b"x-dynctl-explain") is not None:
+            waited_ms = (now_s - self._ledger.arrived_s) * 1e3
+            self._reply.extra = explained(result.decisions, waited_ms)
         if not handoff.num_retries:
             desk.metrics.queue.observe(now_s - self._ledger.arrived_s)
         self._do(handoff.placed(has_prefill=result.prefill is not None))

@@ -1,5 +1,6 @@
 """The client's side of one request: whole answers, errors, streams and their end. IO: through the exchange."""
 
+from dynctl.http1.message import Header
 from dynctl.http1.server import Exchange
 from dynctl.router.api.answers import Failure
 
@@ -13,18 +14,20 @@ _STREAM_HEADERS = (
 class Reply:
     """Writes one answer; calls after the client left do nothing."""
 
-    __slots__ = ("_exchange", "_shown_id", "code")
+    __slots__ = ("_exchange", "_shown_id", "code", "extra")
 
     def __init__(self, exchange: Exchange, shown_id: bytes) -> None:
         self._exchange = exchange
         self._shown_id = shown_id
+        self.extra: tuple[Header, ...] = ()
+        """Fields for an answer that is well."""
         self.code = 499
         """The status the client got; 499: it left before one."""
 
     def stream(self) -> None:
         """Begin a stream of events; the head leaves with the first of them."""
         self.code = 200
-        headers = (*_STREAM_HEADERS, (b"x-request-id", self._shown_id))
+        headers = (*_STREAM_HEADERS, (b"x-request-id", self._shown_id), *self.extra)
         self._exchange.start(200, headers, is_held=True)
 
     def write(self, events: bytes) -> None:
@@ -43,6 +46,8 @@ class Reply:
         """Give a whole answer."""
         self.code = 200
         lines = b"x-request-id: %b\r\n" % self._shown_id
+        for name, value in self.extra:
+            lines += b"%b: %b\r\n" % (name, value)
         self._exchange.respond(200, body, lines=lines)
 
     def fail(self, failure: Failure) -> None:

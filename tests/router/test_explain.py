@@ -1,0 +1,121 @@
+"""Explaining what happened: admin socket, command, headers on request; policy and shadow changed live."""
+
+import asyncio
+import json
+import random
+
+from router_bench import until
+from router_sims import Sim, generate, prompt_of, routed_sims
+
+from dynctl.cli import explain
+from dynctl.http1.upstream import Address, Upstream
+from dynctl.router.server import Entrance
+
+
+async def ask(path, method, target):
+    upstream = Upstream(Address(path=path))
+    try:
+        answer = await upstream.fetch(method, target)
+    finally:
+        await upstream.close()
+    return answer.status, json.loads(answer.body)
+
+
+async def opened(bench, directory):
+    """An admin socket of a router that already runs."""
+    entrance = Entrance(bench.desk)
+    path = f"{directory}/admin.sock"
+    await entrance.open_admin(path)
+    return entrance, path
+
+
+def test_a_request_is_explained_by_its_own_id_and_computed_again(run, short_dir, capsys):
+    async def main():
+        async with routed_sims(Sim("e0", short_dir), Sim("e1", short_dir)) as bench:
+            entrance, path = await opened(bench, short_dir)
+            prompt = prompt_of(random.Random(1), bench.text.words, 200)
+            await generate(bench, prompt, 4)
+            await until(lambda: len(bench.desk.index) >= 12)
+            answer = await bench.client.complete(
+                model="sim",
+                prompt=prompt,
+                max_tokens=4,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+            own_id = dict(answer.headers)[b"x-request-id"].decode()
+
+            status, (decision,) = await ask(path, "GET", f"/decisions?request={own_id}")
+            assert status == 200
+            assert decision["overlap_tokens"] == decision["cached_tokens"] == 192
+            assert decision["is_reproduced"]
+            assert decision["counterfactual"]["overlap_tokens"] == 0
+            assert decision["ttft_ms"] > 0
+            assert len(decision["candidates"]) == 2
+
+            found = await explain._ask_socket(path, f"/decisions?request={own_id}")
+            for item in explain._of_one_request(found):
+                explain._show(item)
+            shown = capsys.readouterr().out
+            assert own_id in shown
+            assert "192 tokens expected, 192 by the engine's count" in shown
+            assert "the recorded inputs give the same engine" in shown
+            assert (await ask(path, "GET", "/decisions?request=nobody"))[1] == []
+
+            status, hits = await ask(path, "GET", "/hits")
+            assert status == 200
+            assert hits["requests"] == 2
+            assert hits["reported_ratio"] == hits["predicted_ratio"] > 0.4
+            assert (await ask(path, "GET", "/findings"))[1] == []
+            await entrance.close(0.0)
+
+    run(main)
+
+
+def test_policy_and_shadow_are_changed_live_without_dropping_a_stream(run, short_dir):
+    async def main():
+        async with routed_sims(Sim("e0", short_dir, decode_ms=10.0)) as bench:
+            entrance, path = await opened(bench, short_dir)
+            prompt = list(range(5, 60))
+            under_way = asyncio.create_task(generate(bench, prompt, 30))
+            await until(lambda: bench.desk.flights)
+            for name in ("round_robin", "least_loaded", "prefix", "kv"):
+                assert await ask(path, "POST", f"/policy?name={name}") == (200, {"policy": name})
+            status, refused = await ask(path, "POST", "/policy?name=../secrets")
+            assert status == 400
+            assert refused["error"]["message"]
+            assert (await ask(path, "POST", "/shadow?policy=round_robin"))[0] == 200
+            assert len(await under_way) == 30
+
+            await generate(bench, prompt, 2)
+            status, shadow = await ask(path, "GET", "/shadow")
+            assert shadow["shadow"]["policy"] == "round_robin"
+            assert shadow["num_decisions"] == 1
+            assert await ask(path, "POST", "/shadow?policy=") == (200, None)
+            await entrance.close(0.0)
+
+    run(main)
+
+
+def test_predictions_are_sent_as_headers_only_on_request(run, short_dir):
+    async def main():
+        async with routed_sims(Sim("e0", short_dir)) as bench:
+            upstream = bench.client.upstream
+            for is_stream in (True, False):
+                body = {"model": "sim", "prompt": [7] * 100, "max_tokens": 3, "stream": is_stream}
+                for asked in ((), ((b"x-dynctl-explain", b"1"),)):
+                    answer = await upstream.fetch(
+                        "POST",
+                        "/v1/completions",
+                        ((b"content-type", b"application/json"), *asked),
+                        json.dumps(body).encode(),
+                    )
+                    names = [name for name, _ in answer.headers if name.startswith(b"x-dynctl")]
+                    assert answer.status == 200
+                    assert bool(names) == bool(asked), names
+                    if asked:
+                        fields = dict(answer.headers)
+                        assert fields[b"x-dynctl-engines"] == b"e0"
+                        assert float(fields[b"x-dynctl-predicted-ttft-ms"]) > 0
+
+    run(main)
