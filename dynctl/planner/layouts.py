@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
 from dynctl.core.plan import Role
+from dynctl.core.workload import Slo
 from dynctl.planner.estimate import Layout, Served, Side, max_rate_rps, meets, serve
 from dynctl.planner.options import Option, max_sequences
 from dynctl.planner.pairing import pair_fault
@@ -281,39 +282,36 @@ def split(pricer: Pricer, p: Option, d: Option, cell: Cell, most_gpus: int) -> C
 def _grow(
     pricer: Pricer, p: Option, d: Option, cell: Cell, most_gpus: int
 ) -> tuple[int, int] | None:
-    slo = pricer.wish.slo
+    """Add engines to the side that binds, in growing steps; one by one once a step overshot the room."""
     num_p, num_d = 1, 1
+    is_careful = False
     while cell.has(p, num_p, d, num_d) and not pricer.is_spent:
         if num_p * p.size + num_d * d.size > most_gpus:
             return None
         served = pricer.serve(pricer.apart(p, num_p, d, num_d, cell.speed.bytes_s))
-        if meets(served, slo):
+        if meets(served, pricer.wish.slo):
             return num_p, num_d
-        is_late = slo.ttft_ms is not None and served.ttft_p99_s * 1e3 > slo.ttft_ms
-        is_slow = slo.itl_ms is not None and served.itl_p99_s * 1e3 > slo.itl_ms
-        more_p, more_d = max(1, num_p // 4), max(1, num_d // 4)
-        if served.limit == "kv cache" or (is_slow and served.limit != "prefill"):
-            num_d += more_d
-        elif served.limit == "transfer":
-            num_p, num_d = num_p + more_p, num_d + more_d
-        elif served.limit == "prefill" or is_late:
-            num_p += more_p
-        else:
+        wants_p, wants_d = _binding(served, pricer.wish.slo)
+        if not (wants_p or wants_d):
             return None
-        if not cell.has(p, num_p, d, num_d) and (more_p > 1 or more_d > 1):
-            num_p, num_d = _squeezed(p, num_p, more_p, d, num_d, more_d, cell)
+        more_p = wants_p * (1 if is_careful else max(1, num_p // 4))
+        more_d = wants_d * (1 if is_careful else max(1, num_d // 4))
+        if max(more_p, more_d) > 1 and not cell.has(p, num_p + more_p, d, num_d + more_d):
+            is_careful = True
+            continue
+        num_p, num_d = num_p + more_p, num_d + more_d
     return None
 
 
-def _squeezed(
-    p: Option, num_p: int, more_p: int, d: Option, num_d: int, more_d: int, cell: Cell
-) -> tuple[int, int]:
-    """A step that overshot the room, shortened to what there is."""
-    for _ in range(max(more_p, more_d)):
-        if cell.has(p, num_p, d, num_d):
-            break
-        num_p, num_d = max(1, num_p - (more_p > 1)), max(1, num_d - (more_d > 1))
-    return num_p, num_d
+def _binding(served: Served, slo: Slo) -> tuple[bool, bool]:
+    """Whether prefill, decode or both need more engines."""
+    is_late = slo.ttft_ms is not None and served.ttft_p99_s * 1e3 > slo.ttft_ms
+    is_slow = slo.itl_ms is not None and served.itl_p99_s * 1e3 > slo.itl_ms
+    if served.limit == "kv cache" or (is_slow and served.limit != "prefill"):
+        return False, True
+    if served.limit == "transfer":
+        return True, True
+    return served.limit == "prefill" or is_late, False
 
 
 def _shrink(

@@ -66,3 +66,13 @@ def test_a_better_wired_host_beside_a_badly_wired_one_keeps_its_speed(build):
 
     assert [r.host_name for _, _, r in both.replicas()] == ["good"] * len(alone.replicas())
     assert both.deployments[0].estimate == alone.deployments[0].estimate
+
+
+def test_steps_that_overshoot_the_room_do_not_end_the_search(build):
+    hosts = [build.host(f"gpu-{i}", 8, nics=True) for i in range(1, 5)]
+    work = Workload(4096, 256, 6.0)
+    trails: dict = {}
+
+    make_plan(*build.cluster(hosts, build.wish("llama-70b", workload=work, slo=Slo(3000, 40))), trails)  # fmt: skip
+
+    assert not trails["chat"].is_cut_short
