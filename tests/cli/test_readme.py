@@ -76,7 +76,9 @@ class Shell:
             text=True,
             timeout=TIMEOUT_S,
         )
-        assert done.returncode == 0, f"$ {line}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        # A doctor that finds this very machine ill has worked all the same.
+        allowed = {0, 6} if "dynctl doctor" in line else {0}
+        assert done.returncode in allowed, f"$ {line}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
     def close(self):
         for process in self.background:
@@ -125,6 +127,28 @@ def test_the_commands_for_a_router_alone_work_as_shown(shell):
     assert any(line.startswith("dynctl route") for line in lines)
     for line in lines:
         shell.run(line)
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+def test_the_commands_to_look_closer_work_as_shown(shell):
+    lines = commands("Look closer")
+    assert any(line.startswith("dynctl doctor") for line in lines)
+    for line in lines:
+        shell.run(line)
+
+
+def test_every_section_with_commands_is_run_by_a_test():
+    sections = {
+        part.split("\n", 1)[0] for part in README.split("\n## ")[1:] if "```console" in part
+    }
+
+    tested = {
+        "On your hosts",
+        "Look closer",
+        "A router alone, in front of engines that already run",
+        "Try it on this machine",
+    }
+    assert sections == tested
 
 
 @pytest.mark.timeout(TIMEOUT_S)
