@@ -204,6 +204,7 @@ def _flags(inventory: Path, *, local: bool) -> str:
 
 
 async def _survey(wanted: Inventory, captures: list[str]) -> "Case":
+    from dynctl.cli.linktest import read_book
     from dynctl.cli.up import ask_about_keys
     from dynctl.discovery.survey import survey
     from dynctl.planner.whatif import Case
@@ -216,7 +217,7 @@ async def _survey(wanted: Inventory, captures: list[str]) -> "Case":
         return Case(found.topology, found.inventory, found.models)
     async with open_fleet(wanted.hosts, wanted.ssh, ask_about_keys) as fleet:
         found = await survey(wanted, fleet)
-        return Case(found.topology, found.inventory, found.models)
+        return Case(found.topology.with_links(read_book(wanted)), found.inventory, found.models)
 
 
 def _write(path: Path, plan: Plan) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,6 +57,7 @@ def command(
 
 
 async def _up(wanted: Inventory, path: Path, rerun: str, *, yes: bool, must_exist: bool) -> None:
+    from dynctl.cli.linktest import read_book
     from dynctl.deploy import up
     from dynctl.deploy.slices import listens_openly
     from dynctl.discovery.survey import survey
@@ -63,6 +65,7 @@ async def _up(wanted: Inventory, path: Path, rerun: str, *, yes: bool, must_exis
 
     async with open_fleet(wanted.hosts, wanted.ssh, ask_about_keys) as fleet:
         found = await survey(wanted, fleet)
+        found = replace(found, topology=found.topology.with_links(read_book(wanted)))
         plan = _read_or_make(path, found, must_exist=must_exist)
         _tell_failures(found.topology, plan)
         comparison = await up.compare(wanted, plan, found.topology, fleet, progress)
@@ -100,6 +103,7 @@ def _has_tls(wanted: Inventory, name: str) -> bool:
 
 def _read_or_make(path: Path, found: "Survey", *, must_exist: bool) -> Plan:
     from dynctl.files import write_atomic
+    from dynctl.planner.check import refuse_simulated
     from dynctl.planner.text import from_yaml, to_yaml
 
     try:
@@ -111,6 +115,7 @@ def _read_or_make(path: Path, found: "Survey", *, must_exist: bool) -> Plan:
             ) from None
         _refuse_failures(found.topology)
         plan = found.plan()
+        refuse_simulated(plan, found.topology)
         write_atomic(path, to_yaml(plan).encode(), 0o644)
         say(f"wrote {path}")
         return plan

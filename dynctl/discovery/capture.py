@@ -3,7 +3,7 @@
 One file of the script is one host, named in it. Captures of single tools are one host when no tool comes twice, else
 one host each; a directory is one host with all its files; NAME=PATH says which host a path is of.
 Not here: what any tool prints (`probes/`), reading files (`offline`).
-Pure.
+IO: random marks only.
 """
 
 import re

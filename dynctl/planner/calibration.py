@@ -3,7 +3,7 @@
 A set is found by multiplying factors: the base, then the engine's, the engine's on this generation of GPU, the same for
 dense or MoE models, and what `dynctl calibrate` found on this very GPU. Constants come from one data file beside this module.
 Not here: what the constants mean for time (`roofline`), fitting (`fitting`).
-IO: reads its own data file once.
+Pure: its data file is part of the code.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""How long a request may take where it is; past it an engine counts as hanging. Pure."""
+"""How long a request may take where it is; past it an engine counts as hanging. IO: none of its own."""
 
 from dynctl.router.config import Settings
 from dynctl.router.handoff import Leg, Phase

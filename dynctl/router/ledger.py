@@ -1,6 +1,6 @@
 """One request's bookings and measurements: when what happened, what was predicted, what the engine said.
 
-Not here: what happens next (`handoff`), connections (`flight`). Pure: times are passed in.
+Not here: what happens next (`handoff`), connections (`flight`). IO: none of its own; times are passed in.
 """
 
 from dynctl.router.api.streams import Usage

@@ -2,7 +2,7 @@
 
 With pools, whether the prompt is computed where it is generated or copied there is decided per request by cost
 (`transfer_cost`). Every path is booked here, at decision time, also retries and fall-backs. Not here: queues,
-sockets, clocks. Pure, but for a log line when a policy fails.
+sockets, clocks. IO: a log line when a policy fails.
 """
 
 import logging

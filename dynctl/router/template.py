@@ -1,6 +1,6 @@
 """A model's chat template: messages → the prompt's text, the way the engine renders it.
 
-Templates come with models, so they run in jinja2's immutable sandbox. Not here: files, tokens. Pure.
+Templates come with models, so they run in jinja2's immutable sandbox. Not here: files, tokens. IO: a watchdog thread.
 """
 
 import json

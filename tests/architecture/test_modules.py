@@ -10,8 +10,10 @@ import dynctl
 
 ROOT = Path(dynctl.__file__).parent
 MODULES = sorted(path for path in ROOT.rglob("*.py"))
-MAX_MODULE_LINES = 400
+MAX_MODULE_LINES = 450
 MAX_FUNCTION_LINES = 60
+MAX_COMMAND_LINES = 100
+"""A command's signature is its options, each with its help."""
 BANNED = re.compile(r"(Manager|Handler|Helper|Util|Base|Impl)$")
 
 
@@ -30,7 +32,9 @@ def test_modules_and_functions_stay_small_and_are_named_by_what_they_are(path):
     assert len(source.splitlines()) <= MAX_MODULE_LINES
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno - node.lineno < MAX_FUNCTION_LINES, f"{node.name} is too long"
+            is_command = path.parent.name == "cli" and node.name in {"command", "run"}
+            limit = MAX_COMMAND_LINES if is_command else MAX_FUNCTION_LINES
+            assert node.end_lineno - node.lineno < limit, f"{node.name} is too long"
         if isinstance(node, ast.ClassDef):
             assert not BANNED.search(node.name), f"{node.name} needs a better noun"
 
