@@ -11,7 +11,6 @@ import tarfile
 import time
 
 import msgspec
-import pytest
 
 from dynctl.deploy.onhost import program
 
