@@ -66,6 +66,9 @@ SettingOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=NUMBER", help="A router setting; repeatable."),
 ]
+WorkersOption = Annotated[
+    int, typer.Option("--workers", help="Processes that share the port, the index and the load.")
+]
 AdminOption = Annotated[
     Path | None,
     typer.Option("--admin-socket", help="Unix socket for /health, /metrics and /decisions."),
@@ -84,6 +87,7 @@ def command(
     tls_key: KeyOption = None,
     insecure_listen: InsecureOption = False,
     setting: SettingOption = None,
+    workers: WorkersOption = 1,
     admin_socket: AdminOption = None,
 ) -> None:
     """Run a KV-aware router alone, in front of engines that already run.
@@ -107,6 +111,7 @@ def command(
         tls=(tls_cert, tls_key),
         insecure_listen=insecure_listen,
         settings=setting or [],
+        workers=workers,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
@@ -129,6 +134,7 @@ def build_config(
     tls: tuple[Path | None, Path | None],
     insecure_listen: bool,
     settings: list[str],
+    workers: int = 1,
 ) -> "RouterConfig":
     """Make the same configuration the agent would, from flags.
 
@@ -155,6 +161,7 @@ def build_config(
             api_keys=_read_keys(api_keys) if api_keys else (),
             server_tls=TlsFiles(str(cert), str(key)) if cert else None,
             allow_insecure_listen=insecure_listen,
+            workers=workers,
             settings=make_settings(dict(_parse_setting(text) for text in settings)),
         )
     )

@@ -9,7 +9,8 @@ import uvloop
 
 from dynctl.errors import DynctlError, ExitCode, RouterError
 from dynctl.router.config import RouterConfig, parse_config
-from dynctl.router.run import run_router
+from dynctl.router.processes import parse_place
+from dynctl.router.run import run_router, run_sibling
 
 log = logging.getLogger("dynctl.router")
 
@@ -19,6 +20,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m dynctl.router", description=__doc__)
     parser.add_argument("--config", required=True, type=Path, help="router configuration, JSON")
     parser.add_argument("--admin-socket", help="Unix socket for /health, /metrics, /decisions")
+    # What a process is told by the first one of its port.
+    parser.add_argument("--process", help=argparse.SUPPRESS)
+    parser.add_argument("--books", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--lifeline", type=int, default=-1, help=argparse.SUPPRESS)
     args = parser.parse_args()
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
@@ -29,7 +35,11 @@ def main() -> int:
         def started(port: int) -> None:
             log.info("listening on %s:%d, policy %s", config.host_port[0], port, config.policy)
 
-        uvloop.run(run_router(config, args.admin_socket, started))
+        if args.process:
+            place = parse_place(args.process, args.books, args.folder)
+            uvloop.run(run_sibling(config, place, args.lifeline))
+        else:
+            uvloop.run(run_router(config, args.admin_socket, started))
     except DynctlError as error:
         sys.stderr.write(f"error: {error.message}\n")
         if error.hint:

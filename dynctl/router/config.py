@@ -12,6 +12,7 @@ import msgspec
 from dynctl.core.units import GIB, MIB
 from dynctl.errors import UsageError
 
+MAX_WORKERS = 64
 ROLES = ("prefill", "decode", "aggregated")
 
 
@@ -150,6 +151,8 @@ class RouterConfig:
     server_tls: TlsFiles | None = None
     allow_insecure_listen: bool = False
     """Accept a listen address beyond loopback without API keys and TLS."""
+    workers: int = 1
+    """Processes on the port."""
     settings: Settings = field(default_factory=Settings)
 
     @property
@@ -210,6 +213,8 @@ def check_config(config: RouterConfig) -> RouterConfig:
                 f"listening on {host} lets other machines in, and there is no {' and no '.join(missing)}",
                 "listen on 127.0.0.1, or give API keys and a certificate, or allow it explicitly",
             )
+    if not 1 <= config.workers <= MAX_WORKERS:
+        raise UsageError(f"{config.workers} workers", f"give 1 to {MAX_WORKERS}")
     if not config.engines and not config.relays:
         raise UsageError("the router has no engine to send to", "give at least one engine or relay")
     ids = [engine.id for engine in config.engines]
@@ -240,6 +245,7 @@ class _Strict(msgspec.Struct, forbid_unknown_fields=True):
     api_keys: tuple[ApiKeyHash, ...] = ()
     server_tls: TlsFiles | None = None
     allow_insecure_listen: bool = False
+    workers: int = 1
     settings: dict[str, float] = {}
 
     def config(self) -> RouterConfig:

@@ -25,6 +25,7 @@ from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.probes import Probes
 from dynctl.router.prompt import Hashers
 from dynctl.router.shadow import Shadow
+from dynctl.router.shared_books import SharedBooks
 from dynctl.router.sources.fleet import Fleet
 from dynctl.router.text_blocks import TextHolders
 from dynctl.router.tokens import ModelTokenizer, PromptTokens
@@ -78,6 +79,8 @@ class Desk:
         self.budget = RetryBudget(settings.retry_budget_ratio, settings.retry_budget_floor)
         self.flights: set[Flight] = set()
         self.is_draining = False
+        self.books: SharedBooks | None = None
+        """Set where other processes serve the same port."""
         self._started_unix_s = time.time()
         self._ticks = 0
         self._pump: asyncio.Handle | None = None
@@ -97,6 +100,9 @@ class Desk:
         for flight in tuple(self.flights):
             flight.cut()
         self._timer.cancel()
+        if self.books is not None:
+            self.books.close()
+            self.books = None
         if self._pump is not None:
             self._pump.cancel()
         self.tokens.close()
@@ -141,6 +147,8 @@ class Desk:
         """Let a request go; whoever waits may have room now."""
         self.flights.discard(flight)
         self.line.leave(flight)
+        if self.books is not None:
+            self.books.exchange_soon(self.loop)
         if len(self.line):
             self.pump_soon()
         if not self.flights:
@@ -159,12 +167,16 @@ class Desk:
             if flight.model in blocked or flight.is_over:
                 continue
             self.line.leave(flight)
+        if self.books is not None:
+            self.books.exchange_soon(self.loop)
             if not flight.resume():
                 blocked.add(flight.model)
 
     def _tick(self) -> None:
         self._timer = self.loop.call_later(_TICK_S, self._tick)
         now_s = self.loop.time()
+        if self.books is not None:
+            self.books.exchange(now_s)
         self._ticks += 1
         self.index.sweep(now_s)
         if len(self.line):

@@ -314,6 +314,8 @@ class Flight:
         if handoff.has_unused_transfer and now_s > self._transfer_until_s:
             self._do(handoff.transfer_lapsed())
             return
+        if desk.books is not None:
+            desk.books.exchange(now_s)
         started_s = time.perf_counter()
         order = Order(
             self.request_id,

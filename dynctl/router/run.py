@@ -11,7 +11,9 @@ import zmq
 from dynctl.http1.server import raise_file_limit
 from dynctl.router.config import RouterConfig
 from dynctl.router.desk import Desk
-from dynctl.router.server import Entrance
+from dynctl.router.processes import Place, Processes
+from dynctl.router.server import Entrance, bind_error
+from dynctl.router.shared_books import SharedBooks
 from dynctl.router.sources.direct import DirectSource
 from dynctl.router.sources.relay import RelaySource, relay_context
 from dynctl.router.tokens import load_tokenizer
@@ -22,8 +24,15 @@ log = logging.getLogger("dynctl.router")
 class Router:
     """A running router; use it as a context manager. Started means listening."""
 
-    def __init__(self, config: RouterConfig, admin_socket: str | None = None) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        admin_socket: str | None = None,
+        place: Place | None = None,
+    ) -> None:
+        """`place`: among the processes of one port."""
         self._config = config
+        self._place = place
         self._admin_socket = admin_socket
         self._zmq: zmq.Context[zmq.Socket[bytes]] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -45,7 +54,10 @@ class Router:
                 "no tokenizer: requests are routed by blocks of text, not by what engines say they hold"
             )
         self.desk = desk = Desk(config, tokenizer)
-        entrance = Entrance(desk)
+        place = self._place
+        if place is not None:
+            desk.books = SharedBooks(place.books, place.process, place.num_processes, desk.workers)
+        entrance = Entrance(desk, place)
         try:
             if self._admin_socket is not None:
                 await entrance.open_admin(self._admin_socket)
@@ -117,11 +129,50 @@ async def run_router(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    async with Router(config, admin_socket) as router:
-        started(router.port)
-        await _first(stop.wait(), router.failed())
-        log.info("draining %d requests", len(router.desk.flights))
-        await _first(router.drain(), cut.wait())
+    if config.workers == 1:
+        async with Router(config, admin_socket) as router:
+            started(router.port)
+            await _serve(router, stop, cut)
+        return
+    try:
+        async with (
+            Processes(config) as processes,
+            Router(processes.config, admin_socket, processes.place) as router,
+        ):
+            started(router.port)
+            await _first(stop.wait(), router.failed())
+            processes.drain()
+            await _serve(router, stop, cut)
+            if cut.is_set():
+                processes.cut()
+    except OSError as error:
+        raise bind_error(config, error) from error
+
+
+async def run_sibling(config: RouterConfig, place: Place, lifeline: int) -> None:
+    """Run one more process of a port until the first one lets go of the lifeline, or a signal comes; then drain.
+
+    Raises:
+        DynctlError: when it cannot start.
+    """
+    raise_file_limit()
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    # A Ctrl-C at the terminal reaches all of them, and the first one lets the others drain.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    loop.add_reader(lifeline, stop.set)
+    try:
+        async with Router(config, None, place) as router:
+            await _serve(router, stop, asyncio.Event())
+    finally:
+        loop.remove_reader(lifeline)
+
+
+async def _serve(router: Router, stop: asyncio.Event, cut: asyncio.Event) -> None:
+    await _first(stop.wait(), router.failed())
+    log.info("draining %d requests", len(router.desk.flights))
+    await _first(router.drain(), cut.wait())
 
 
 async def _first(*waits: Coroutine[None, None, object]) -> None:

@@ -9,6 +9,7 @@ import re
 import socket
 import ssl
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -21,7 +22,9 @@ from dynctl.router.api.requests import CHAT, COMPLETIONS, RefusedError, parse_re
 from dynctl.router.config import RouterConfig, TlsFiles
 from dynctl.router.desk import Desk, draining
 from dynctl.router.flight import Flight
+from dynctl.router.merging import Shown, add_answers
 from dynctl.router.port_owner import port_owner
+from dynctl.router.processes import Place, Siblings, listen_together
 
 _SHOWN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _GENERATE = frozenset((COMPLETIONS, CHAT))
@@ -34,8 +37,12 @@ _TOO_LARGE_CODE = "request_too_large"
 class Entrance:
     """The clients' port, and the admin socket where there is one; `close` both."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, place: Place | None = None) -> None:
+        """`place`: among the processes of one port."""
         self._desk = desk
+        self._place = place
+        self._siblings = Siblings(place) if place is not None else None
+        self._asking: set[asyncio.Task[None]] = set()
         self._keys = Keys(desk.config.api_keys)
         self._servers: list[Server] = []
         self._id_prefix = os.urandom(6).hex()
@@ -51,16 +58,19 @@ class Entrance:
         host, port = config.host_port
         limits = ServerLimits(max_body_bytes=config.settings.max_body_bytes)
         try:
+            where: dict[str, Any] = {"host": host, "port": port}
+            if self._place is not None:
+                where = {"sock": listen_together(host, port)}
+                self._servers.append(await serve(self._on_sibling, path=self._place.own_socket))
             server = await serve(
                 self._on_client,
-                host=host,
-                port=port,
+                **where,
                 ssl=server_context(config.server_tls),
                 limits=limits,
                 admit=self._admit,
             )
         except OSError as error:
-            raise _bind_error(config, error) from error
+            raise bind_error(config, error) from error
         self._servers.append(server)
         return server.port
 
@@ -80,6 +90,10 @@ class Entrance:
         async with asyncio.TaskGroup() as group:
             for server in self._servers:
                 group.create_task(server.close(grace_s))
+        if self._asking:
+            await asyncio.wait(self._asking)
+        if self._siblings is not None:
+            await self._siblings.close()
 
     # Clients
 
@@ -113,7 +127,7 @@ class Entrance:
         elif request.path == "/health":
             self._health(exchange)
         elif request.path == "/metrics":
-            self._respond(exchange, 200, self._desk.exposition(), _TEXT)
+            self._show(exchange)
         else:
             self._refuse(exchange, Failure(404, f"no {request.path} here", "not_found"))
 
@@ -149,21 +163,41 @@ class Entrance:
     # Those who run it
 
     def _on_admin(self, exchange: Exchange) -> None:
-        request = exchange.request
-        if request.path == "/health":
+        if exchange.request.path == "/health":
             self._health(exchange)
-        elif request.path == "/metrics":
-            self._respond(exchange, 200, self._desk.exposition(), _TEXT)
         else:
-            self._ask_admin(exchange)
+            self._show(exchange)
 
-    def _ask_admin(self, exchange: Exchange) -> None:
+    def _on_sibling(self, exchange: Exchange) -> None:
+        """Answer another process of this port: for this one alone."""
+        self._give(exchange, self._own_answer(exchange.request))
+
+    def _show(self, exchange: Exchange) -> None:
+        """Answer for all processes of this port."""
+        own = self._own_answer(exchange.request)
+        if self._siblings is None:
+            self._give(exchange, own)
+            return
+        task = asyncio.create_task(self._show_all(self._siblings, exchange, own), name="siblings")
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _show_all(self, siblings: Siblings, exchange: Exchange, own: Shown) -> None:
         request = exchange.request
-        found = admin.answer(self._desk, request.method, request.path, request.query)
-        if isinstance(found, Failure):
-            self._refuse(exchange, found)
+        # Sent to the others too: what changes something is to change it everywhere.
+        others = await siblings.ask(request.method, request.target.decode("ascii"))
+        self._give(exchange, add_answers(request.path, request.query, own, others))
+
+    def _own_answer(self, request: Request) -> Shown:
+        if request.path == "/metrics":
+            return 200, self._desk.exposition(), _TEXT
+        return admin.answer(self._desk, request.method, request.path, request.query)
+
+    def _give(self, exchange: Exchange, shown: Shown) -> None:
+        if isinstance(shown, Failure):
+            self._refuse(exchange, shown)
         else:
-            self._respond(exchange, *found)
+            self._respond(exchange, *shown)
 
     def _health(self, exchange: Exchange) -> None:
         if self._desk.can_serve():
@@ -232,7 +266,8 @@ def _rejection(failure: Failure, *headers: tuple[bytes, bytes]) -> Rejection:
     return Rejection(failure.status, failure.body(), headers=(*headers, shown))
 
 
-def _bind_error(config: RouterConfig, error: OSError) -> RouterError:
+def bind_error(config: RouterConfig, error: OSError) -> RouterError:
+    """Say why the port cannot be bound, and who holds it."""
     host, port = config.host_port
     if isinstance(error, socket.gaierror):
         return RouterError(f"cannot listen on {host}: no such address")

@@ -123,7 +123,7 @@ class Worker:
         self.block_size = info.block_size_tokens or self.block_size
         self.capacity_tokens = info.kv_capacity_tokens
         self.slots = info.max_num_seqs or settings.default_slots
-        self._changed()
+        self.changed()
 
     def load(self) -> Load:
         """Its facts for a policy; kept in `cached_load` until one changes."""
@@ -143,7 +143,8 @@ class Worker:
         )
         return load
 
-    def _changed(self) -> None:
+    def changed(self) -> None:
+        """Note that its books or facts have changed."""
         self.cached_load = None
         is_full = self.active_requests >= self.slots
         if is_full != self._is_full:
@@ -233,14 +234,14 @@ class Worker:
         booking = Booking(self, prompt_tokens + output_tokens)
         if uncached_tokens:
             booking.prefill_here(uncached_tokens, now_s)
-        self._changed()
+        self.changed()
         return booking
 
     def released(self, tokens: int) -> None:
         """Take one request out of the books; for its booking only."""
         self.active_requests -= 1
         self.active_tokens -= tokens
-        self._changed()
+        self.changed()
 
     def failed(self, now_s: float) -> None:
         """Count a failure; several in a row keep the engine out for a while that doubles."""

@@ -1,0 +1,62 @@
+"""Several processes' answers to those who run the router, put together as one. Pure."""
+
+import urllib.parse
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from dynctl.router.api.answers import Failure
+
+Shown = tuple[int, bytes] | tuple[int, bytes, bytes] | Failure
+"""Status, body and perhaps its type; or why there is none."""
+
+_SUMMED_GAUGES = ("dynctl_router_inflight", "dynctl_router_queued")
+
+
+def add_expositions(texts: Iterable[bytes]) -> bytes:
+    """Add several processes' metrics: counters, histograms and what is in flight; of other gauges the first one's count."""
+    lines: list[str] = []
+    positions: dict[str, int] = {}
+    sums: dict[str, float] = {}
+    is_summed = True
+    for text in texts:
+        for line in text.decode().splitlines():
+            if line.startswith("#"):
+                if line.startswith("# TYPE "):
+                    _, _, name, kind = line.split(" ")
+                    is_summed = kind != "gauge" or name in _SUMMED_GAUGES
+                if line not in positions:
+                    positions[line] = len(lines)
+                    lines.append(line)
+                continue
+            key, _, value = line.rpartition(" ")
+            if key not in positions:
+                positions[key] = len(lines)
+                lines.append(key)
+                sums[key] = float(value)
+            elif is_summed:
+                sums[key] += float(value)
+    return ("\n".join(f"{k} {_number(sums[k])}" if k in sums else k for k in lines) + "\n").encode()
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+
+
+def add_decisions(texts: Iterable[bytes], limit: int) -> bytes:
+    """Put several processes' decisions together, the newest first."""
+    found = [one for text in texts for one in msgspec.json.decode(text)]
+    found.sort(key=lambda one: one.get("unix_s", 0.0), reverse=True)
+    return msgspec.json.encode(found[:limit])
+
+
+def add_answers(path: str, query: bytes, own: Shown, others: Sequence[bytes]) -> Shown:
+    """Add the other processes' answers to one's own; where they all say the same, one's own stands."""
+    if isinstance(own, Failure) or own[0] != 200:
+        return own
+    if path == "/metrics":
+        return (200, add_expositions((own[1], *others)), *own[2:])
+    if path == "/decisions":
+        limit = urllib.parse.parse_qs(query.decode("ascii", "replace")).get("limit", ["100"])[0]
+        return 200, add_decisions((own[1], *others), int(limit))
+    return own

@@ -1,0 +1,193 @@
+"""The books of load of several router processes on one port: each writes its own rows in shared memory and reads the others'.
+
+A row holds what one process has booked on one engine: levels (requests, tokens, prefills that have not ended)
+and a count (requests sent). What the others have booked is added to the table's own workers, so that every decision
+sees the load of all. No locks: a row has one writer, and a number read a moment too early only steers.
+IO: shared memory.
+"""
+
+import asyncio
+import functools
+import mmap
+import os
+from collections.abc import Iterable
+
+import xxhash
+
+from dynctl.router.worker_table import WorkerTable
+from dynctl.router.workers import Worker
+
+MAX_ENGINES = 1024
+_ROW = 6
+"""Key, requests, tokens, prefill tokens, prefills, sent; 64-bit words."""
+
+_HEAD = 1
+"""Before a process's rows: how many of them are in use."""
+
+_SHARE = _HEAD + MAX_ENGINES * _ROW
+EXCHANGE_S = 0.002
+"""Decisions see what others did up to so long ago: at 2,000 requests a second four of them."""
+
+
+def make_books(num_processes: int) -> int:
+    """Make empty books; returns the descriptor of their memory, to be inherited and closed."""
+    descriptor = os.memfd_create("dynctl-books", 0)
+    os.ftruncate(descriptor, num_processes * _SHARE * 8)
+    return descriptor
+
+
+def clear_share(descriptor: int, process: int) -> None:
+    """Empty the rows of a process that has died."""
+    os.pwrite(descriptor, bytes(_SHARE * 8), process * _SHARE * 8)
+
+
+class SharedBooks:
+    """One process's view; `close` it."""
+
+    def __init__(
+        self, descriptor: int, process: int, num_processes: int, table: WorkerTable
+    ) -> None:
+        self._map = mmap.mmap(descriptor, num_processes * _SHARE * 8)
+        self._bytes = memoryview(self._map)
+        self._words = self._bytes.cast("q")
+        self._own = process * _SHARE
+        self._others = [p * _SHARE for p in range(num_processes) if p != process]
+        self._table = table
+        self._rows: dict[str, int] = {}
+        """Where our row of an engine begins."""
+        self._seen: dict[tuple[str, str], tuple[int, ...]] = {}
+        """What was last added to a worker on behalf of the others."""
+        self._places: dict[int, tuple[int, dict[int, int]]] = {}
+        """By process: how many rows it had when they were last looked up, and where each engine's begins."""
+        self._next_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        for at in range(self._own, self._own + _SHARE):
+            self._words[at] = 0
+
+    def close(self) -> None:
+        """Let go of the memory; what we had booked is no load any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._words[self._own] = 0
+        self._words.release()
+        self._bytes.release()
+        self._map.close()
+
+    def exchange_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let the others know that something ended, also when nothing begins for a while."""
+        if self._timer is None:
+            self._timer = loop.call_later(EXCHANGE_S, self._exchange_now, loop)
+
+    def _exchange_now(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        self._next_s = 0.0
+        self.exchange(loop.time())
+
+    def exchange(self, now_s: float) -> None:
+        """Write what we booked and add what others did, unless that was done just now."""
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + EXCHANGE_S
+        workers = self._table.all()
+        for worker in workers:
+            self._write(worker)
+        places = [self._places_of(share) for share in self._others]
+        for worker in workers:
+            self._read(worker, places, now_s)
+        if len(self._seen) > len(workers):
+            keys = {worker.key for worker in workers}
+            self._seen = {key: seen for key, seen in self._seen.items() if key in keys}
+
+    def _write(self, worker: Worker) -> None:
+        row = self._rows.get(worker.id)
+        if row is None:
+            row = self._new_row(worker.id)
+        requests, tokens, prefill_tokens, prefills, sent = self._seen.get(worker.key, _NONE)
+        words = self._words
+        words[row + 1] = worker.active_requests - requests
+        words[row + 2] = worker.active_tokens - tokens
+        words[row + 3] = worker.pending_prefill_tokens - prefill_tokens
+        words[row + 4] = worker.pending_prefills - prefills
+        words[row + 5] = worker.num_sent - sent
+
+    def _new_row(self, engine_id: str) -> int:
+        living = {worker.id for worker in self._table.all()}
+        free = next((old for old in self._rows if old not in living), None)
+        if free is not None:
+            row = self._rows.pop(free)
+        else:
+            number = self._words[self._own]
+            if number >= MAX_ENGINES:
+                # More engines than rows: the last row is shared, and means less.
+                return self._own + _HEAD + (MAX_ENGINES - 1) * _ROW
+            row = self._own + _HEAD + number * _ROW
+            self._words[self._own] = number + 1
+        self._words[row] = key_of(engine_id)
+        self._rows[engine_id] = row
+        return row
+
+    def _places_of(self, share: int) -> dict[int, int]:
+        number = self._words[share]
+        known = self._places.get(share)
+        words = self._words
+        if (
+            known is not None
+            and known[0] == number
+            and all(words[row] == key for key, row in known[1].items())
+        ):
+            return known[1]
+        first = share + _HEAD
+        places = {words[row]: row for row in range(first, first + number * _ROW, _ROW)}
+        self._places[share] = (number, places)
+        return places
+
+    def _read(self, worker: Worker, places: Iterable[dict[int, int]], now_s: float) -> None:
+        key = key_of(worker.id)
+        words, sums = self._words, (0, 0, 0, 0, 0)
+        for rows in places:
+            row = rows.get(key)
+            if row is not None:
+                facts = words[row + 1 : row + _ROW].tolist()
+                sums = tuple(a + b for a, b in zip(sums, facts, strict=True))  # type: ignore[assignment]
+        seen = self._seen.get(worker.key, _NONE)
+        if sums != seen:
+            self._seen[worker.key] = sums
+            _apply(self._table, worker, seen, sums, now_s)
+
+
+_NONE = (0, 0, 0, 0, 0)
+
+
+@functools.lru_cache(maxsize=4 * MAX_ENGINES)
+def key_of(engine_id: str) -> int:
+    """Name an engine in 63 bits, the same in every process."""
+    return int(xxhash.xxh3_64_intdigest(engine_id.encode())) >> 1
+
+
+def _apply(
+    table: WorkerTable,
+    worker: Worker,
+    seen: tuple[int, ...],
+    sums: tuple[int, ...],
+    now_s: float,
+) -> None:
+    requests, tokens, prefill_tokens, prefills, sent = (
+        new - old for new, old in zip(sums, seen, strict=True)
+    )
+    worker.active_requests += requests
+    worker.active_tokens += tokens
+    worker.pending_prefill_tokens += prefill_tokens
+    worker.pending_prefills += prefills
+    worker.num_sent += sent
+    if sent > 0:
+        table.num_sent += sent
+        worker.recent += sent * table.recent_unit(now_s)
+    base, slope = worker.prefill.base, worker.prefill.slope
+    if prefills > 0:
+        added_ms = prefills * base + max(prefill_tokens, 0) * slope
+        worker.free_at_s = max(worker.free_at_s, now_s) + added_ms / 1e3
+    elif prefills < 0 or prefill_tokens < 0:
+        # Somebody's prefill has ended: what is left is counted from here, as after one of our own.
+        left_ms = worker.pending_prefills * base + worker.pending_prefill_tokens * slope
+        worker.free_at_s = now_s + left_ms / 1e3
+    worker.changed()
