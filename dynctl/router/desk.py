@@ -167,8 +167,6 @@ class Desk:
             if flight.model in blocked or flight.is_over:
                 continue
             self.line.leave(flight)
-        if self.books is not None:
-            self.books.exchange_soon(self.loop)
             if not flight.resume():
                 blocked.add(flight.model)
 
