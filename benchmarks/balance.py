@@ -221,6 +221,8 @@ class Run:
 
     def _tick(self, left):
         self.index.sweep(self.clock.now_s)
+        if left % 10 == 0:
+            self.table.relax(self.clock.now_s)
         if left:
             self.clock.after(0.1, self._tick, left - 1)
 

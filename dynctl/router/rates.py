@@ -6,14 +6,35 @@ Not here: clocks, which engine is chosen. Pure.
 _KEEP = 0.98
 """Weight of the past at each observation: about the last 50 count. A guess, to be tuned on traces."""
 
-_OUTLIER = 4.0
+_OUTLIER = 2.0
 """An observation counts as at most this many times what was expected: one stall must not turn the line."""
+
+_ORIGIN_WEIGHT = 1.0
+"""Observations that the declared base is worth for ever: where all work is of one size, slope and base cannot be told
+apart, and a slope from noise would price a long prompt absurdly."""
+
+_ANCHOR_WEIGHT = 6.0
+"""Observations that the anchor is worth at either end: what few facts say of one engine counts little against what
+all say, and an engine that is avoided for a bad time it had comes back to the others."""
 
 
 class Line:
     """y ≈ base + slope · x by least squares with forgetting; starts from a declared line that fades as facts come."""
 
-    __slots__ = ("_n", "_outlier", "_sx", "_sxx", "_sxy", "_sy", "base", "num_seen", "slope")
+    __slots__ = (
+        "_anchor",
+        "_n",
+        "_origin",
+        "_outlier",
+        "_scale",
+        "_sx",
+        "_sxx",
+        "_sxy",
+        "_sy",
+        "base",
+        "num_seen",
+        "slope",
+    )
 
     def __init__(
         self,
@@ -28,6 +49,9 @@ class Line:
         `weight` is how many observations each pin is worth.
         """
         self._outlier = outlier
+        self._anchor: Line | None = None
+        self._origin = base
+        self._scale = scale
         self.base = base
         self.slope = slope
         self.num_seen = 0
@@ -40,10 +64,16 @@ class Line:
 
     def copy(self) -> "Line":
         """Return a line that has seen the same and goes its own way from here."""
-        twin = Line(self.base, self.slope, 1.0)
+        twin = Line(self.base, self.slope, self._scale)
         for name in Line.__slots__:
             setattr(twin, name, getattr(self, name))
         return twin
+
+    def anchored(self) -> "Line":
+        """Return a line without facts of its own, held to this one."""
+        line = Line(self.base, self.slope, self._scale, 0.0, self._outlier)
+        line._anchor = self
+        return line
 
     def at(self, x: float) -> float:
         """Predict y."""
@@ -58,11 +88,30 @@ class Line:
         self._sy = self._sy * _KEEP + y
         self._sxx = self._sxx * _KEEP + x * x
         self._sxy = self._sxy * _KEEP + x * y
-        spread = self._n * self._sxx - self._sx * self._sx
-        if spread > 1e-9 * self._n * max(self._sxx, 1.0):
+        self.settle()
+
+    def fade(self) -> None:
+        """Let the past count a little less without a new fact; an anchored line so comes back to its anchor."""
+        for name in ("_n", "_sx", "_sy", "_sxx", "_sxy"):
+            setattr(self, name, getattr(self, name) * _KEEP)
+        self.settle()
+
+    def settle(self) -> None:
+        """Compute the line from what was seen and what it is held to."""
+        n, sx, sy, sxx, sxy = self._n, self._sx, self._sy, self._sxx, self._sxy
+        anchor = self._anchor
+        if anchor is None:
+            n, sy = n + _ORIGIN_WEIGHT, sy + _ORIGIN_WEIGHT * self._origin
+        else:
+            far, weight = self._scale, _ANCHOR_WEIGHT
+            far_y = anchor.at(far)
+            n, sx, sy = n + 2 * weight, sx + weight * far, sy + weight * (anchor.base + far_y)
+            sxx, sxy = sxx + weight * far * far, sxy + weight * far * far_y
+        spread = n * sxx - sx * sx
+        if spread > 1e-9 * n * max(sxx, 1.0):
             # More work never takes less time: a negative slope is noise.
-            self.slope = max((self._n * self._sxy - self._sx * self._sy) / spread, 0.0)
-        self.base = max((self._sy - self.slope * self._sx) / self._n, 0.0)
+            self.slope = max((n * sxy - sx * sy) / spread, 0.0)
+        self.base = max((sy - self.slope * sx) / n, 0.0)
 
 
 class Mean:

@@ -13,10 +13,12 @@ from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.rates import OutputLengths
 from dynctl.router.workers import Joined, Tally, Worker
 
-_RECENT_S = 30.0
-"""Age at which a request counts 1/e in what an engine had lately."""
+_RECENT_S = 6.0
+"""Age at which a request counts 1/e in what an engine had lately. Longer, and what was uneven once is made good when it
+no longer matters. Tuned: benchmarks/balance.py."""
 
 _SLOW_START_S = 30.0
+_FADE_AFTER_S = 5.0
 _MAX_UNIT = 1e12
 _MAX_SPREAD = 4096
 
@@ -109,6 +111,14 @@ class WorkerTable:
                     worker.was_serving = True
                     self._join(worker, found.workers, now_s)
         return found
+
+    def relax(self, now_s: float) -> None:
+        """Let what was learned of engines nobody uses fade towards the others; call it every second."""
+        for worker in self._workers.values():
+            if now_s - worker.prefill_ended_s > _FADE_AFTER_S and worker not in self.tally.unseen:
+                worker.prefill.fade()
+                worker.itl.fade()
+                worker.cached_load = None
 
     def may_limit(self, now_s: float) -> bool:
         """Whether any engine may be without room just now: full, failing, busy, or starting slowly."""

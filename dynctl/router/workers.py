@@ -36,7 +36,8 @@ class Tally:
     __slots__ = ("itl", "limited_until_s", "num_full", "prefill", "unseen", "version")
 
     def __init__(self, settings: Settings) -> None:
-        self.prefill = Line(settings.prefill_base_ms, 1000.0 / settings.prefill_tokens_s, 2048.0)
+        rate = 1000.0 / settings.prefill_tokens_s
+        self.prefill = Line(settings.prefill_base_ms, rate, 2048.0, weight=0.5)
         """Milliseconds a prefill takes by tokens to prefill."""
         self.itl = Line(settings.itl_ms, settings.itl_slope_ms, 32.0)
         """Milliseconds between tokens by sequences running."""
@@ -156,7 +157,7 @@ class Worker:
         tally = self._tally
         if self in tally.unseen:
             tally.unseen.discard(self)
-            self.prefill, self.itl = tally.prefill.copy(), tally.itl.copy()
+            self.prefill, self.itl = tally.prefill.anchored(), tally.itl.anchored()
         self.prefill.learn(tokens, ms)
         self.cached_load = None
         tally.prefill.learn(tokens, ms)

@@ -12,13 +12,13 @@ from dynctl.router.choosing import WATERMARK, Load, Need, drawn
 _FULL_MS = 2000.0
 """What an engine with full KV memory costs more: about a preemption and its recompute. A guess."""
 
-_SHARE = 0.7
+_SHARE = 1.0
 """What one fair share above the fair share costs, in prefills of this prompt; …"""
 
-_SHARE_SQUARE = 1.0
+_SHARE_SQUARE = 2.0
 """… and what its square does: a little unfairness is cheap, much is dear. Tuned with benchmarks/balance.py."""
 
-_CONTINUED = 0.4
+_CONTINUED = 0.3
 """Both weigh this much for a conversation under way: moving it costs its history and balances little, a start does the
 opposite."""
 
