@@ -194,7 +194,10 @@ async def measure(options, folder):
             for _ in range(number):
                 call()
             profile.disable()
-            pstats.Stats(profile).sort_stats(options.sort).print_stats(options.profile)
+            stats = pstats.Stats(profile).sort_stats(options.sort)
+            stats.print_stats(options.profile)
+            if options.callers:
+                stats.print_callers(options.callers)
     ok = desk.metrics.requests.value("chat", "200")
     print(f"{ok:.0f} requests answered with 200, {len(desk.flights)} left")
     await pool.close()
@@ -207,6 +210,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--profile", type=int, default=0)
     parser.add_argument("--sort", default="tottime")
+    parser.add_argument("--callers", help="whose callers to print")
     parser.add_argument("--only", default="")
     parser.add_argument("--flag", action="append")
     options = parser.parse_args()

@@ -122,7 +122,7 @@ def _shape_of(head: bytes) -> tuple[bytes, bytes, bytes]:
 class _KnownHead:
     """What a head said; its length and key are put in anew."""
 
-    __slots__ = ("_headers", "_key_at", "_length_at", "_request")
+    __slots__ = ("_before", "_behind", "_headers", "_index", "_key_at", "_length_at", "_request")
 
     def __init__(self, request: Request, *, has_length: bool) -> None:
         names = [name for name, _ in request.headers]
@@ -134,21 +134,25 @@ class _KnownHead:
             for at, (name, value) in enumerate(request.headers)
         )
         self._request = _copy(request, self._headers)
+        self._before = self._headers[: self._length_at]
+        self._behind = self._headers[self._length_at + 1 :]
+        self._index = self._request.index()
 
     def request(self, length: bytes, key: bytes, max_body_bytes: int) -> Request:
         """The request of a head of this shape.
 
         Raises: Refused when the body would be too large.
         """
-        headers = self._headers
-        if length or key:
-            pairs = list(headers)
-            if length:
-                pairs[self._length_at] = (b"content-length", length)
-            if key:
-                pairs[self._key_at] = (b"authorization", key)
-            headers = tuple(pairs)
+        headers, index = self._headers, self._index
+        if length:
+            headers = (*self._before, (b"content-length", length), *self._behind)
+            index = index | {b"content-length": length}
+        if key:
+            at = self._key_at
+            headers = (*headers[:at], (b"authorization", key), *headers[at + 1 :])
+            index = index | {b"authorization": key.rstrip(b" \t")}
         request = _copy(self._request, headers)
+        request.known = index
         if length:
             request.content_length_bytes = _read_length(length, max_body_bytes)
         return request

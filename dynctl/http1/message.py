@@ -42,6 +42,7 @@ class Request:
         "headers",
         "is_chunked",
         "is_http10",
+        "known",
         "method",
         "path",
         "peer",
@@ -68,13 +69,19 @@ class Request:
         self.can_keep_alive = True
         self.expects_continue = False
         self.is_http10 = False
+        self.known: dict[bytes, bytes] | None = None
+        """Values by name, once somebody has asked."""
+
+    def index(self) -> dict[bytes, bytes]:
+        """The first value of each field, without the space around it."""
+        return {name: value.rstrip(b" \t") for name, value in reversed(self.headers)}
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first value of a field (`name` in lower case) without the space around it, or None."""
-        for key, value in self.headers:
-            if key == name:
-                return value.rstrip(b" \t")
-        return None
+        known = self.known
+        if known is None:
+            known = self.known = self.index()
+        return known.get(name)
 
 
 class Rejection:

@@ -5,7 +5,6 @@ Templates come with models, so they run in jinja2's immutable sandbox. Not here:
 
 import json
 import re
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -26,6 +25,9 @@ _WALKS_PARTS = re.compile(
 _MAX_STEPS = 200_000
 """Turns of loops and calls of one rendering: some 50 ms. A conversation of 1,000 messages takes a few thousand."""
 
+_BUDGET = "steps left"
+"""No name a template can write."""
+
 _MAX_PRODUCT = 1_000_000
 _MAX_EXPONENT = 64
 
@@ -40,18 +42,18 @@ class _Generation(jinja2.ext.Extension):
         return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
 
-class _Budget(threading.local):
-    """Steps the present rendering of this thread may still take."""
+class _Budget:
+    """Steps one rendering may still take; it finds it among its variables."""
 
-    left = 0
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = _MAX_STEPS
 
     def spend(self, number: int = 1) -> None:
         self.left -= number
         if self.left < 0:
             raise jinja2.TemplateError("the template takes more steps than any sound one")
-
-
-budget = _Budget()
 
 
 class _Bounded(ImmutableSandboxedEnvironment):
@@ -66,10 +68,10 @@ class _Bounded(ImmutableSandboxedEnvironment):
             loop.iter = jinja2.nodes.Filter(loop.iter, "counted_turns", [], [], None, None)
         return tree
 
-    def call(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - jinja2's signature
+    def call(self, context: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - jinja2's signature
         """Count calls: macros may call themselves."""
-        budget.spend()
-        return super().call(*args, **options)
+        context.parent[_BUDGET].spend()
+        return super().call(context, *args, **options)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401 - jinja2's signature
         """Refuse products no prompt needs before they are made."""
@@ -86,13 +88,12 @@ class _Bounded(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
-def _counted_turns(values: Iterable[Any]) -> Iterator[Any]:
-    if isinstance(values, jinja2.Undefined):
-        return iter(values)
-    return _count(iter(values))
+@jinja2.pass_context
+def _counted_turns(context: jinja2.runtime.Context, values: Iterable[Any]) -> Iterator[Any]:
+    return _count(context.parent[_BUDGET], iter(values))
 
 
-def _count(values: Iterator[Any]) -> Iterator[Any]:
+def _count(budget: _Budget, values: Iterator[Any]) -> Iterator[Any]:
     for value in values:
         budget.spend()
         yield value
@@ -135,12 +136,12 @@ class ChatTemplate:
         messages = _normalised(body["messages"], wants_parts=self._wants_parts)
         if messages is None:
             return None
-        options = dict(self._special_tokens)
+        options: dict[str, Any] = dict(self._special_tokens)
         if body.get("reasoning_effort") is not None:
             options["reasoning_effort"] = body["reasoning_effort"]
-        budget.left = _MAX_STEPS
         try:
             options |= body.get("chat_template_kwargs") or {}
+            options[_BUDGET] = _Budget()
             return self._template.render(
                 messages=messages,
                 tools=body.get("tools") or None,

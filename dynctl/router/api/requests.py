@@ -36,6 +36,13 @@ _SPACED_KEY = re.compile(rb'"[ \t\r\n]+:')
 # Strings of a JSON text; the group holds the colon behind those that are keys.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"\s*+(:?)', re.DOTALL)
 
+_BOOL_OR_NONE = (bool, type(None))
+
+_SELDOM = frozenset(
+    ("stream_options", "max_completion_tokens", "stop", "n", "best_of", "use_beam_search")
+)
+"""What most requests do not have, looked for in one step."""
+
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
@@ -203,22 +210,29 @@ def _check_common(body: dict[str, Any], settings: Settings) -> int:
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise _refused("model is missing or no text", "model")
-    if not isinstance(body.get("stream", False), bool | None):
+    if not isinstance(body.get("stream", False), _BOOL_OR_NONE):
         raise _refused("stream is neither true nor false", "stream")
+    if _SELDOM.isdisjoint(body):
+        _check_limit(body, "max_tokens")
+        return 1
     options = body.get("stream_options")
     if options is not None:
         if not isinstance(options, dict):
             raise _refused("stream_options is no object", "stream_options")
         if not body.get("stream"):
             raise _refused("stream_options is for streams only", "stream_options")
-    for name in ("max_tokens", "max_completion_tokens"):
-        limit = body.get(name)
-        if limit is not None and (not _is_int(limit) or not 0 <= limit < 2**31):
-            raise _refused(f"{name} is no number of tokens", name)
+    _check_limit(body, "max_tokens")
+    _check_limit(body, "max_completion_tokens")
     stop = body.get("stop")
     if isinstance(stop, list) and len(stop) > 16:
         raise _refused("more than 16 stop strings", "stop")
     return _samples(body, settings)
+
+
+def _check_limit(body: dict[str, Any], name: str) -> None:
+    limit = body.get(name)
+    if limit is not None and (type(limit) is not int or not 0 <= limit < 2**31):
+        raise _refused(f"{name} is no number of tokens", name)
 
 
 def _samples(body: dict[str, Any], settings: Settings) -> int:
