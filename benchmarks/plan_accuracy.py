@@ -11,6 +11,8 @@ third point by a hash of its setting is held back from fitting.
 import argparse
 import collections
 import csv
+import hashlib
+import itertools
 import json
 import random
 import statistics
@@ -25,7 +27,7 @@ import fit
 from points import HERE, MODELS, Point, plain_shape, prepare, read_points, shaped
 
 from dynctl.core.plan import Parallelism
-from dynctl.planner.calibration import Calibration, shipped
+from dynctl.planner.calibration import Calibration, fingerprint, shipped
 from dynctl.planner.closed_loop import Loop, Pair, run_loop, run_pair
 from dynctl.planner.memory import Room, sheet
 from dynctl.planner.peaks import SPECS, spec_named
@@ -34,7 +36,7 @@ from dynctl.planner.roofline import Engine, group_link, load_of
 CONSTANTS = Path(__file__).parents[1] / "dynctl" / "planner" / "constants.json"
 ORIGIN = "points.csv (aiconfigurator-core 0.12.0 silicon_sample.csv, Apache-2.0)"
 FIGURES = ("ttft", "tpot", "tokens")
-PER_GROUP = 20
+PER_GROUP = 12
 """Points per model, GPU and engine in a left-out fit, so that it takes seconds."""
 TARGETS = {"TPOT dense": 7.0, "TPOT MoE": 9.0, "throughput": 7.5, "TTFT": 33.0, "TPOT left-out models": 15.0, "TPOT left-out GPUs": 14.0}  # fmt: skip
 
@@ -50,7 +52,7 @@ class Outcome:
 def outcomes(calibration: Calibration, points: list[Point]) -> list[Outcome]:
     found = []
     for p in points:
-        c = calibration.constants(p.engine, p.generation, p.family)
+        c = calibration.constants(p.engine, p.generation, p.fingerprint)
         r = run_loop(p.load, c, Loop(p.isl, p.osl, p.concurrency))
         tokens = p.concurrency * p.osl / (r.ttft_s + r.tpot_s * (p.osl - 1))
         found.append(
@@ -119,8 +121,6 @@ def out_of_fold(points: list[Point], folds: int = 3) -> list[Outcome]:
 
 
 def hash_of(text: str) -> str:
-    import hashlib
-
     return hashlib.sha256(("fold" + text).encode()).hexdigest()
 
 
@@ -277,7 +277,7 @@ def foreign(calibration: Calibration) -> list[tuple[str, float, Point, str]]:
         p = point_of(r, 2048.0 if r["mode"] == "max" else 512.0)
         if p is None:
             continue
-        c = calibration.constants(p.engine, p.generation, p.family)
+        c = calibration.constants(p.engine, p.generation, p.fingerprint)
         got = run_loop(p.load, c, Loop(p.isl, p.osl, p.concurrency, 0.0, max_users(p, limit)))
         ratio = (
             got.tokens_s / (p.tp * p.dp) / float(r["out_tok_s_per_gpu"])
@@ -321,7 +321,7 @@ def pd_order(calibration: Calibration) -> bool:
     spec = spec_named("h200-sxm")
     model = shaped(plain_shape("gpt-oss-120b"), "bf16", "mxfp4")
     load = load_of(model, spec, Parallelism(2), group_link(spec, 18, None))
-    c = calibration.constants("sglang", "hopper", "moe")
+    c = calibration.constants("sglang", "hopper", fingerprint(model))
     groups["2048x128", "128"] = [
         # The two of these rows that the design notes quote; the file keeps them aside.
         {
@@ -383,7 +383,7 @@ def narrower_never_slower() -> bool:
                     Engine(shaped(model, f, f), spec, Parallelism(4), link, engine)
                     for f in ("bf16", "fp8", "nvfp4")
                 ]
-                for wide, narrow in zip(engines, engines[1:], strict=False):
+                for wide, narrow in itertools.pairwise(engines):
                     if spec.fp4_flops is None and narrow is engines[2]:
                         continue  # no 4-bit units: such weights are multiplied in 16 bit, which fp8 may beat
                     for batch in (1, 8, 64, 512):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from points import Point
 
-from dynctl.planner.calibration import NAMES, Calibration, Constants, bounded, fingerprint
+from dynctl.planner.calibration import NAMES, TOGETHER, Calibration, Constants, bounded, fingerprint
 from dynctl.planner.closed_loop import Loop, Pass, run_loop
 from dynctl.planner.fitting import Unknown, fit
 
@@ -39,24 +39,18 @@ LOCAL = (
 )
 
 
-FAMILY = (
-    "eta_weights",
-    "eta_kv",
-    "eta_gemm8",
-    "eta_gemm16",
-    "reduce_us",
-    "sequence_us",
-    "step_us",
-    "host_ms",
-    "queue",
-    "burst",
-    "mixing",
-)
+MODEL = (*TOGETHER, "queue", "burst", "mixing")
+"""What one model may add on one engine and generation."""
 
 
 def groups_of(p: Point):
     place = f"{p.engine}/{p.generation}"
-    return ("", p.engine, place, f"{place}/{p.family}")
+    return ("", p.engine, place, f"{place}/{p.fingerprint}")
+
+
+def level_of(group: str) -> int:
+    """0 the base, 1 an engine, 2 on a generation, 3 for a model."""
+    return 1 + group.count("/") if group else 0
 
 
 def predict(p: Point, c: Constants) -> Pass:
@@ -68,24 +62,20 @@ def calibrate(
     *,
     ttft_weight=0.35,
     base_pull=3.0,
-    engine_pull=0.3,
-    local_pull=0.3,
+    engine_pull=1.0,
+    local_pull=1.0,
+    model_pull=0.2,
     rounds=12,
     origin="",
     date="",
     local=LOCAL,
 ) -> Calibration:
-    names = []  # (group, constant)
     groups = sorted({g for p in points for g in groups_of(p)})
-    for g in groups:
-        for n in FITTED if g == "" else FAMILY if g.count("/") == 2 else local:
-            names.append((g, n))
+    levels = (FITTED, local, local, MODEL)
+    names = [(g, n) for g in groups for n in levels[level_of(g)]]
     rows_of = {g: [i for i, p in enumerate(points) if g in groups_of(p)] for g in groups}
-    pulls = {0: base_pull, 1: engine_pull, 2: local_pull, 3: local_pull}
-    unknowns = [
-        Unknown(0.0, pulls[0 if g == "" else 1 + g.count("/")], rows_of[g], -2.5, 2.5)
-        for g, n in names
-    ]
+    pulls = {0: base_pull, 1: engine_pull, 2: local_pull, 3: model_pull}
+    unknowns = [Unknown(0.0, pulls[level_of(g)], rows_of[g], -2.5, 2.5) for g, n in names]
     where: dict = {}
     for i, (g, n) in enumerate(names):
         where.setdefault(g, []).append((i, n))
@@ -102,7 +92,9 @@ def calibrate(
                 values = {n: getattr(PLAIN, n) for n in NAMES}
                 for g in key:
                     for j, n in where[g]:
-                        values[n] *= math.exp(x[j])
+                        factor = math.exp(x[j])
+                        for name in TOGETHER.get(n, (n,)):
+                            values[name] *= factor
                 c = sets[key] = bounded(values)
             found = predict(points[i], c)
             out.append(

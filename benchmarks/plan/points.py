@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dynctl.core.model import Model
 from dynctl.core.plan import Parallelism
+from dynctl.planner.calibration import fingerprint
 from dynctl.planner.checkpoint import shipped_config
 from dynctl.planner.model import read_model
 from dynctl.planner.peaks import spec_named
@@ -47,6 +48,11 @@ class Point:
     @property
     def is_moe(self) -> bool:
         return bool(self.shape and self.shape.num_experts)
+
+    @property
+    def fingerprint(self) -> str:
+        assert self.shape is not None
+        return fingerprint(self.shape)
 
     @property
     def family(self) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dynctl.cli.estimate import EngineName, KvDtype, find_gpu
+from dynctl.cli.estimate import EngineName, KvDtype, find_gpu, kv_bytes
 from dynctl.cli.output import emit, say
 from dynctl.errors import DynctlError, ExitCode
 from dynctl.planner.calibrating import Run
@@ -33,8 +33,11 @@ def command(  # noqa: PLR0917 - an option each
         EngineName, typer.Option("--engine", help="Which engine ran.")
     ] = EngineName.VLLM,
     kv_dtype: Annotated[
-        KvDtype, typer.Option("--kv-dtype", help="How the KV cache is stored.")
-    ] = KvDtype.BF16,
+        KvDtype,
+        typer.Option(
+            "--kv-dtype", help="How the KV cache is stored; auto: as the checkpoint declares."
+        ),
+    ] = KvDtype.AUTO,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and tell; keep nothing.")] = False,
 ) -> None:
     """Fit the estimate's constants to bench results of this engine and GPU; later plans cite them.
@@ -52,7 +55,7 @@ def command(  # noqa: PLR0917 - an option each
 
     spec = find_gpu(gpu)
     runs = [_run(path, replicas) for path in results]
-    shape = open_model(model, 1.0 if kv_dtype is KvDtype.FP8 else 2.0)
+    shape = open_model(model, kv_bytes(kv_dtype))
     known = shipped()
     found = calibrate(runs, shape, spec, Parallelism(tp, pp, dp, ep), engine.value, known)
     emit("  ".join(f"{name} ×{factor:.3g}" for name, factor in found.by_group.items()))

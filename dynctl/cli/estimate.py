@@ -32,6 +32,7 @@ class EngineName(StrEnum):
 class KvDtype(StrEnum):
     """How the KV cache is stored."""
 
+    AUTO = "auto"
     BF16 = "bf16"
     FP8 = "fp8"
 
@@ -68,8 +69,11 @@ def command(  # noqa: PLR0917 - an option each
         EngineName, typer.Option("--engine", help="Whose constants apply.")
     ] = EngineName.VLLM,
     kv_dtype: Annotated[
-        KvDtype, typer.Option("--kv-dtype", help="How the KV cache is stored.")
-    ] = KvDtype.BF16,
+        KvDtype,
+        typer.Option(
+            "--kv-dtype", help="How the KV cache is stored; auto: as the checkpoint declares."
+        ),
+    ] = KvDtype.AUTO,
     utilization: Annotated[
         float,
         typer.Option("--utilization", min=0.05, max=1, help="Share of memory the engine may use."),
@@ -104,7 +108,7 @@ def command(  # noqa: PLR0917 - an option each
     if not asked or not 0 < asked <= 1e6:
         raise DynctlError("--concurrency and --rate are positive", code=ExitCode.USAGE)
     query = Query(
-        model=open_model(model, 1.0 if kv_dtype is KvDtype.FP8 else 2.0),
+        model=open_model(model, kv_bytes(kv_dtype)),
         spec=find_gpu(gpu),
         parallelism=Parallelism(tp, pp, dp, ep),
         role=Role(role.value),
@@ -116,6 +120,11 @@ def command(  # noqa: PLR0917 - an option each
         slo=Slo(ttft, itl),
     )
     _print(query, price_engine(query), output)
+
+
+def kv_bytes(dtype: KvDtype) -> float | None:
+    """Bytes of one KV value; None: as the checkpoint declares."""
+    return {KvDtype.AUTO: None, KvDtype.BF16: 2.0, KvDtype.FP8: 1.0}[dtype]
 
 
 def find_gpu(gpu: str) -> GpuSpec:

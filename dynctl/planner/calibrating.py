@@ -13,21 +13,12 @@ from dataclasses import dataclass, replace
 from dynctl.core.model import Model
 from dynctl.core.plan import Parallelism
 from dynctl.errors import PlanError
-from dynctl.planner.calibration import NAMES, Calibration, Constants, bounded, family_of
+from dynctl.planner.calibration import NAMES, TOGETHER, Calibration, Constants, bounded, fingerprint
 from dynctl.planner.closed_loop import Loop, run_loop
 from dynctl.planner.fitting import Unknown, fit
 from dynctl.planner.peaks import GpuSpec
 from dynctl.planner.roofline import group_link, load_of
 
-TOGETHER: Mapping[str, tuple[str, ...]] = {
-    "memory": ("eta_weights", "eta_experts", "eta_experts4", "eta_kv", "eta_latent"),
-    "arithmetic": (
-        "eta_gemm16", "eta_gemm8", "eta_gemm4", "eta_expert_gemm", "eta_expert_gemm4", "eta_attention",
-    ),
-    "floors": ("layer_us", "moe_layer_us", "latent_us", "step_us", "reduce_us", "gather_us", "sequence_us"),
-    "host": ("host_ms",),
-}  # fmt: skip
-"""Which constants move with each fitted factor."""
 PULL = 0.15
 """Of a factor towards 1, against residuals of a result: one clear result may move it by half."""
 TTFT_WEIGHT = 0.5
@@ -74,7 +65,7 @@ def calibrate(
     """
     if not runs:
         raise PlanError("no result to calibrate from", "run dynctl bench with 1 and with 64 users")
-    start = known.constants(engine, spec.generation, family_of(model), spec.name)
+    start = known.constants(engine, spec.generation, fingerprint(model), spec.name)
     load = load_of(model, spec, parallelism, group_link(spec, spec.num_nvlinks, None))
     groups = tuple(TOGETHER)
 

@@ -1,7 +1,7 @@
 """The few constants of the roofline, per engine and GPU generation, with where and when they were fitted.
 
-A set is found by multiplying factors: the base, then the engine's, the engine's on this generation of GPU, the same for
-dense or MoE models, and what `dynctl calibrate` found on this very GPU. Constants come from one data file beside this module.
+A set is found by multiplying factors: the base, then the engine's, the engine's on this generation of GPU, what the model
+adds there if it was among the fitted points, and what `dynctl calibrate` found on this very GPU. Constants come from one data file beside this module.
 Not here: what the constants mean for time (`roofline`), fitting (`fitting`).
 Pure: its data file is part of the code.
 """
@@ -75,6 +75,15 @@ class Constants:
 
 NAMES = tuple(item.name for item in fields(Constants))
 Factors = Mapping[str, float]
+TOGETHER: Mapping[str, tuple[str, ...]] = {
+    "memory": ("eta_weights", "eta_experts", "eta_experts4", "eta_kv", "eta_latent"),
+    "arithmetic": (
+        "eta_gemm16", "eta_gemm8", "eta_gemm4", "eta_expert_gemm", "eta_expert_gemm4", "eta_attention",
+    ),
+    "floors": ("layer_us", "moe_layer_us", "latent_us", "step_us", "reduce_us", "gather_us", "sequence_us"),
+    "host": ("host_ms",),
+}  # fmt: skip
+"""Which constants move together: end-to-end figures of one model cannot tell them apart."""
 OWN_PATH = Path(".dynctl") / "calibration.json"
 """Where `dynctl calibrate` keeps what it found, beside the clusters' own directories."""
 NVFP4_SHARE = 0.57
@@ -89,7 +98,7 @@ class Calibration:
     date: str
     base: Factors
     factors: Mapping[str, Factors]
-    """By `engine`, `engine/generation` or `engine/gpu`: what the base is multiplied by."""
+    """By `engine`, `engine/generation`, `engine/generation/model` or `engine/gpu`: what the base is multiplied by."""
     bands: Mapping[str, tuple[float, float]]
     """By `figure/family/regime`: factors from an expected figure to the low and high end of its 90 % band."""
     models: frozenset[str] = frozenset()
@@ -97,13 +106,14 @@ class Calibration:
     origins: Mapping[str, str] = field(default_factory=dict)
     """By `engine/gpu` key: where own factors come from."""
 
-    def constants(self, engine: str, generation: str, family: str = "", gpu: str = "") -> Constants:
-        """The set for an engine on a kind of GPU, for `dense` or `moe` models; unknown names leave a coarser one."""
+    def constants(self, engine: str, generation: str, model: str = "", gpu: str = "") -> Constants:
+        """The set for an engine, a kind of GPU and a model's fingerprint; unknown names leave a coarser set."""
         values = {name: getattr(_PLAIN, name) for name in NAMES} | dict(self.base)
         place = f"{engine}/{generation}"
-        for key in (engine, place, f"{place}/{family}", f"{engine}/{gpu}"):
+        for key in (engine, place, f"{place}/{model}", f"{engine}/{gpu}"):
             for name, factor in self.factors.get(key, {}).items():
-                values[name] *= factor
+                for constant in TOGETHER.get(name, (name,)):
+                    values[constant] *= factor
         return bounded(values)
 
     def band(self, figure: str, model: Model, engine: str, spec: GpuSpec) -> tuple[float, float]:
@@ -117,7 +127,8 @@ class Calibration:
         if not places & self.factors.keys() or figure.endswith("-flood"):
             regime = "foreign"
         else:
-            regime = "fitted" if fingerprint(model) in self.models else "unfitted"
+            known = f"{engine}/{spec.generation}/{fingerprint(model)}" in self.factors
+            regime = "fitted" if known else "unfitted"
         key = f"{figure.removesuffix('-flood')}/{family}/{regime}"
         low, high = self.bands.get(key, (0.4, 2.5))
         return low / (1 + model.margin), high * (1 + model.margin)

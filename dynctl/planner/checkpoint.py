@@ -35,7 +35,7 @@ def shipped_config(name: str) -> Mapping[str, Any]:
 
 
 def open_model(
-    where: str, kv_dtype_bytes: float = 2.0, shape: Mapping[str, float] | None = None
+    where: str, kv_dtype_bytes: float | None = 2.0, shape: Mapping[str, float] | None = None
 ) -> Model:
     """Read a model from a directory, from a `config.json`, or by a shipped name.
 
@@ -57,7 +57,9 @@ def open_model(
     )
 
 
-def _from_directory(path: Path, kv_dtype_bytes: float, shape: Mapping[str, float] | None) -> Model:
+def _from_directory(
+    path: Path, kv_dtype_bytes: float | None, shape: Mapping[str, float] | None
+) -> Model:
     total = index_bytes(path)
     config = path / "config.json"
     if config.is_file():

@@ -12,6 +12,8 @@ Vector = list[float]
 _SOFT = 0.15
 """Residuals beyond this count less and less: a few odd measurements must not bend a fit."""
 
+_NUDGE = 1e-3
+
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
@@ -75,42 +77,37 @@ def _normal(
     x: Vector,
     now: Sequence[tuple[float, ...]],
 ) -> tuple[list[Vector], Vector]:
-    """Normal equations of the linearised problem; rows far off weigh less."""
+    """Normal equations of the linearised problem; rows far off weigh less.
+
+    Summed row by row: a row knows only the few unknowns that can change it.
+    """
     size = len(unknowns)
-    columns: list[dict[int, tuple[float, ...]]] = []
+    touched: list[tuple[list[int], list[tuple[float, ...]]]] = [([], []) for _ in now]
     for i, unknown in enumerate(unknowns):
         moved = list(x)
-        moved[i] += 1e-3
-        changed = residuals(moved, unknown.rows)
-        columns.append(
-            {
-                row: tuple((b - a) / 1e-3 for a, b in zip(now[row], new, strict=True))
-                for row, new in zip(unknown.rows, changed, strict=True)
-            }
-        )
-    weights = [tuple(1 / math.sqrt(1 + (r / _SOFT) ** 2) for r in row) for row in now]
+        moved[i] += _NUDGE
+        for row, new in zip(unknown.rows, residuals(moved, unknown.rows), strict=True):
+            indices, slopes = touched[row]
+            indices.append(i)
+            slopes.append(tuple((b - a) / _NUDGE for a, b in zip(now[row], new, strict=True)))
     matrix = [[0.0] * size for _ in range(size)]
     vector = [0.0] * size
-    for i in range(size):
-        for row, slopes in columns[i].items():
-            vector[i] -= sum(
-                w * s * r for w, s, r in zip(weights[row], slopes, now[row], strict=True)
-            )
-        for j in range(i, size):
-            small, large = columns[i], columns[j]
-            if len(large) < len(small):
-                small, large = large, small
-            total = 0.0
-            for row, slopes in small.items():
-                others = large.get(row)
-                if others is not None:
-                    total += sum(
-                        w * a * b for w, a, b in zip(weights[row], slopes, others, strict=True)
-                    )
-            matrix[i][j] = matrix[j][i] = total
-        pull = unknowns[i].weight ** 2
+    for errors, (indices, slopes) in zip(now, touched, strict=True):
+        for k, r in enumerate(errors):
+            weight = 1 / math.sqrt(1 + (r / _SOFT) ** 2)
+            own = [slope[k] for slope in slopes]
+            for n, i in enumerate(indices):
+                share = weight * own[n]
+                vector[i] -= share * r
+                line = matrix[i]
+                for j, slope in zip(indices[n:], own[n:], strict=True):
+                    line[j] += share * slope
+    for i, unknown in enumerate(unknowns):
+        for j in range(i):
+            matrix[i][j] = matrix[j][i]
+        pull = unknown.weight**2
         matrix[i][i] += pull
-        vector[i] -= pull * (x[i] - unknowns[i].prior)
+        vector[i] -= pull * (x[i] - unknown.prior)
     return matrix, vector
 
 

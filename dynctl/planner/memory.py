@@ -32,6 +32,8 @@ class Room:
     total_bytes: int
     utilization: float = 0.9
     max_num_seqs: int = MAX_NUM_SEQS
+    context_tokens: int = 0
+    """How long requests are: layers that look through a window then hold no more than it. 0: as if they held all."""
 
 
 def weight_bytes_per_gpu(model: Model, parallelism: Parallelism) -> int:
@@ -42,9 +44,13 @@ def weight_bytes_per_gpu(model: Model, parallelism: Parallelism) -> int:
     return math.ceil(layers / parallelism.pp + model.embedding_weight_bytes / parallelism.tp)
 
 
-def kv_bytes_per_token_per_gpu(model: Model, parallelism: Parallelism) -> float:
+def kv_bytes_per_token_per_gpu(
+    model: Model, parallelism: Parallelism, context_tokens: int = 0
+) -> float:
     """KV of one token on one GPU. Heads are copied once there are more ranks than heads; MLA's latent always is."""
     share = 1.0 if model.is_mla else max(1 / parallelism.tp, 1 / max(1, model.num_kv_heads))
+    if context_tokens and (model.num_window_layers or model.num_state_layers):
+        return model.kv_bytes(context_tokens) / context_tokens * share / parallelism.pp
     return model.kv_bytes_per_token * share / parallelism.pp
 
 
@@ -62,7 +68,7 @@ def sheet(model: Model, parallelism: Parallelism, room: Room) -> MemorySheet:
     weights = weight_bytes_per_gpu(model, parallelism)
     activations = activation_bytes_per_gpu(model, parallelism, room.max_num_seqs)
     kv = room.total_bytes - reserve - weights - activations
-    per_token = kv_bytes_per_token_per_gpu(model, parallelism)
+    per_token = kv_bytes_per_token_per_gpu(model, parallelism, room.context_tokens)
     tokens = int(max(0, kv) / per_token) * parallelism.dp if per_token else 0
     return MemorySheet(
         total_bytes=room.total_bytes,

@@ -14,6 +14,7 @@ from dynctl.core.text import clean
 from dynctl.errors import PlanError
 from dynctl.planner.families import FAMILIES, KNOWN_ARCHITECTURES, MLA, Family
 from dynctl.planner.quantisation import BF16, Format, Scheme, read_scheme
+from dynctl.planner.quantisation import kv_dtype_bytes as declared_kv
 
 Config = Mapping[str, Any]
 Pieces = tuple[tuple[str, int], ...]
@@ -34,11 +35,11 @@ UNKNOWN_MARGIN = 0.1
 def read_model(
     config: Config,
     name: str,
-    kv_dtype_bytes: float = 2.0,
+    kv_dtype_bytes: float | None = 2.0,
     shape: Mapping[str, float] | None = None,
     index_bytes: int | None = None,
 ) -> Model:
-    """Read a parsed `config.json`; `kv_dtype_bytes` is 1 for an fp8 KV cache.
+    """Read a parsed `config.json`; `kv_dtype_bytes` is 1 for an fp8 KV cache, None as the checkpoint declares.
 
     `shape` holds declared numbers, which go before the file's and let an unknown architecture be read;
     `index_bytes` is `total_size` of the safetensors index, which then is the model's weight.
@@ -53,7 +54,9 @@ def read_model(
     if family is None and not shape:
         raise _unknown(inner, name)
     is_moe = bool(inner.get("num_experts"))
-    found = _Reader(inner, name, family or Family(is_moe=is_moe)).model(kv_dtype_bytes)
+    found = _Reader(inner, name, family or Family(is_moe=is_moe)).model(
+        declared_kv(inner) if kv_dtype_bytes is None else kv_dtype_bytes
+    )
     if family is None:
         found = replace(found, source="declared", margin=UNKNOWN_MARGIN)
     elif shape:

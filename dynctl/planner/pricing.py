@@ -104,7 +104,13 @@ def illegal(model: Model, parallelism: Parallelism) -> str:
 
 
 def _sheet(query: Query) -> MemorySheet:
-    room = Room(query.spec.usable_bytes, query.utilization, query.max_num_seqs)
+    work = query.workload
+    room = Room(
+        query.spec.usable_bytes,
+        query.utilization,
+        query.max_num_seqs,
+        work.isl_tokens + work.osl_tokens,
+    )
     return sheet(query.model, query.parallelism, room)
 
 
@@ -239,15 +245,10 @@ def _ms(value_s: float | None, engine: Engine, name: str, source: str) -> Figure
 def _memory(query: Query, memory: MemorySheet, sequences: float) -> Figure:
     """What one GPU holds while these sequences run."""
     work = query.workload
-    per_sequence = query.model.kv_bytes(work.isl_tokens + work.osl_tokens / 2)
-    share = (
-        per_sequence / max(1.0, query.model.kv_bytes(1.0))
-        if query.model.kv_bytes_per_token
-        else 0.0
-    )
+    per_token = max(0, memory.kv_bytes) / max(1, memory.kv_capacity_tokens)
     kv = min(
         float(max(0, memory.kv_bytes)),
-        sequences * share * max(0, memory.kv_bytes) / max(1, memory.kv_capacity_tokens),
+        sequences * (work.isl_tokens + work.osl_tokens / 2) * per_token,
     )
     beside = KV_MARGIN * memory.activation_bytes + query.model.margin * memory.weight_bytes
     used = memory.weight_bytes + memory.activation_bytes + kv

@@ -84,6 +84,18 @@ def read_scheme(config: Config, name: str) -> Scheme:
     return Scheme(found, _spares(inner), is_experts_only=method == "mxfp4")
 
 
+def kv_dtype_bytes(config: Config) -> float:
+    """Bytes of one KV value as the checkpoint declares it: 1 where it names an 8-bit cache, which engines then take."""
+    quant = config.get("quantization_config") or config.get("compression_config")
+    if not isinstance(quant, Mapping):
+        return 2.0
+    nested = quant.get("quantization")
+    inner: Config = {**quant, **nested} if isinstance(nested, Mapping) else quant
+    scheme = inner.get("kv_cache_scheme")
+    is_eight = isinstance(scheme, Mapping) and scheme.get("num_bits") == 8
+    return 1.0 if is_eight or str(inner.get("kv_cache_quant_algo", "")).upper() == "FP8" else 2.0
+
+
 def _format(method: str, quant: Config) -> Format | None:
     algorithm = str(quant.get("quant_algo", "")).lower()
     bits = quant.get("bits")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from dynctl.core.model import Model, WeightPart
 from dynctl.core.plan import Parallelism
-from dynctl.planner.calibration import Constants, family_of, shipped
+from dynctl.planner.calibration import Constants, fingerprint, shipped
 from dynctl.planner.peaks import GpuSpec
 
 PCIE_LATENCY = 3.0
@@ -243,7 +243,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         found = self.constants or shipped().constants(
-            self.kind, self.spec.generation, family_of(self.model), self.spec.name
+            self.kind, self.spec.generation, fingerprint(self.model), self.spec.name
         )
         object.__setattr__(self, "_c", found)
         object.__setattr__(

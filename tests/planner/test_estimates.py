@@ -296,3 +296,14 @@ def test_calibrate_refuses_results_that_say_nothing(tmp_path, monkeypatch, conte
 
     assert run(["calibrate", "r.json", "--model", "llama-3.1-8b", "--gpu", "h100-sxm"]) == 2
     assert not (tmp_path / ".dynctl").exists()
+
+
+def test_window_layers_make_room_for_more_requests():
+    found = price_engine(
+        query("gemma-3-27b", parallelism=Parallelism(2), workload=Workload(8192, 256))
+    )
+    model = open_model("gemma-3-27b")
+
+    flat = found.memory.kv_bytes / (model.kv_bytes_per_token / 2)
+
+    assert found.kv_capacity_tokens.expected > 3 * flat

@@ -158,3 +158,17 @@ def test_a_wrong_name_lists_the_right_ones():
         open_model("no-such-model")
 
     assert set(shipped_names()) <= set((caught.value.hint or "").replace(",", "").split())
+
+
+@pytest.mark.parametrize(
+    ("quant", "kv_bytes"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, 65_536),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 8, "type": "float"}}}, "kv_cache_scheme": {"num_bits": 8}}, 65_536),
+        ({"quant_method": "fp8"}, 131_072),
+    ],
+)  # fmt: skip
+def test_the_cache_is_as_wide_as_the_checkpoint_declares(quant, kv_bytes):
+    config = {**shipped_config("llama-3.1-8b"), "quantization_config": quant}
+
+    assert read_model(config, "m", None).kv_bytes_per_token == kv_bytes
