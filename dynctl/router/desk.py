@@ -33,6 +33,7 @@ from dynctl.router.worker_table import WorkerTable
 
 if TYPE_CHECKING:
     from dynctl.router.flight import Flight
+    from dynctl.router.short_flight import ShortFlight
 
 log = logging.getLogger("dynctl.router")
 
@@ -77,7 +78,7 @@ class Desk:
         self.ring = DecisionRing(settings.decisions)
         self.line: WaitingLine[Flight] = WaitingLine(settings.queue_limit, settings.queue_timeout_s)
         self.budget = RetryBudget(settings.retry_budget_ratio, settings.retry_budget_floor)
-        self.flights: set[Flight] = set()
+        self.flights: set[Flight | ShortFlight] = set()
         self.is_draining = False
         self.books: SharedBooks | None = None
         """Set where other processes serve the same port."""
@@ -139,14 +140,18 @@ class Desk:
 
     # Flights
 
-    def enter(self, flight: "Flight") -> None:
+    def enter(self, flight: "Flight | ShortFlight") -> None:
         """Take a request in."""
         self.flights.add(flight)
 
     def leave(self, flight: "Flight") -> None:
+        """Let a request go that may be waiting."""
+        self.line.leave(flight)
+        self.let_go(flight)
+
+    def let_go(self, flight: "Flight | ShortFlight") -> None:
         """Let a request go; whoever waits may have room now."""
         self.flights.discard(flight)
-        self.line.leave(flight)
         if self.books is not None:
             self.books.exchange_soon(self.loop)
         if len(self.line):
@@ -186,8 +191,8 @@ class Desk:
             for finding in self.probes.tick(now_s):
                 log.warning("engine %s: %s (%s)", clean(finding.engine), finding.text, finding.hint)
         if self._ticks % _CHECK_EVERY == 0:
-            for flight in tuple(self.flights):
-                flight.check(now_s)
+            for running in tuple(self.flights):
+                running.check(now_s)
 
     def set_policy(self, name: str) -> None:
         """Change the policy for all decisions from now on.

@@ -39,16 +39,14 @@ from dynctl.router.handoff import (
 )
 from dynctl.router.ledger import Ledger
 from dynctl.router.legs import LegSink
+from dynctl.router.orders import local_reason, route_key
 from dynctl.router.placement import Order, Placed, Unplaced
 from dynctl.router.prompt import Prompt
 from dynctl.router.reply import Reply
 from dynctl.router.tokens import Tokenized
 from dynctl.router.transfer import transfer_fault
-from dynctl.router.workers import Worker
 
 log = logging.getLogger("dynctl.router")
-
-_MAX_ROUTE_KEY = 64
 
 
 class Flight:
@@ -119,11 +117,28 @@ class Flight:
 
     def begin(self) -> None:
         """Start on the way."""
-        self._exchange.on_gone = lambda: self._do(self._handoff.gone())
+        self._exchange.on_gone = self.gone
         self._exchange.on_pause = self._on_pause
         self._exchange.on_resume = self._on_resume
         self._desk.enter(self)
         self._desk.tokens.submit(self.request, self._on_tokens)
+
+    def adopt(self, prompt: Prompt, placed: Placed, call: Call, sent_s: float) -> None:
+        """Go on from where a short request has got: placed, and sent once."""
+        desk, exchange = self._desk, self._exchange
+        exchange.on_gone, exchange.on_pause, exchange.on_resume = (
+            self.gone,
+            self._on_pause,
+            self._on_resume,
+        )
+        desk.enter(self)
+        self._prompt = prompt
+        self._ledger.arrived_s = self._ledger.sent_s = sent_s
+        self._ledger.placed(placed, "short", time.time())
+        self._call = call
+        self._num_sent = 1
+        self._handoff.started()
+        self._handoff.placed(has_prefill=False)
 
     def resume(self) -> bool:
         """Try again to be placed; False when still waiting."""
@@ -133,6 +148,10 @@ class Flight:
     def expire(self, failure: Failure) -> None:
         """Give up waiting."""
         self._do(self._handoff.expired(failure))
+
+    def gone(self) -> None:
+        """The client has left."""
+        self._do(self._handoff.gone())
 
     def cut(self) -> None:
         """End at once: the router stops."""
@@ -304,9 +323,9 @@ class Flight:
             self._prompt,
             self.model,
             self.request.max_tokens,
-            self._local_reason(wants_prefill=action.wants_prefill),
+            local_reason(self.request, wants_prefill=action.wants_prefill),
             frozenset(self._excluded),
-            self._route_key(),
+            route_key(self._exchange.request, self.request),
             self._shown_id.decode(),
             self._may_repeat,
         )
@@ -328,18 +347,6 @@ class Flight:
         if not handoff.num_retries:
             desk.metrics.queue.observe(now_s - self._ledger.arrived_s)
         self._do(handoff.placed(has_prefill=result.prefill is not None))
-
-    def _route_key(self) -> str:
-        """What kind of request this is: as the client says, else by what it asks for."""
-        given = self._exchange.request.header(b"x-dynctl-route-key")
-        if given is not None and len(given) <= _MAX_ROUTE_KEY:
-            return given.decode("latin-1")
-        return f"{self.request.endpoint}:{self.request.max_tokens}"
-
-    def _local_reason(self, *, wants_prefill: bool) -> str:
-        if self.request.num_sequences > 1:
-            return "many_sequences"
-        return "" if wants_prefill else "prefill_failed"
 
     def _release(self, action: Release) -> None:
         self._ledger.bookings.pop(action.leg).release()
@@ -370,15 +377,9 @@ class Flight:
         self._num_sent += 1
         ledger.sent_s = desk.loop.time()
         if self._is_text and transfer is None:
-            self._note_text(worker)
+            desk.texts.sent(worker, self._prompt)
         sink = LegSink(self, leg, is_relayed=route.is_relayed)
         self._call = route.send(self.request.endpoint, attempt, body, sink)
-
-    def _note_text(self, worker: Worker) -> None:
-        blocks = self._prompt.blocks(worker.block_size)
-        if blocks is not None and worker.block_size:
-            num_blocks = self._prompt.num_cacheable(worker.block_size)
-            self._desk.texts.sent(worker.key, blocks, num_blocks, worker.capacity_tokens)
 
     def _wait(self, _: Wait) -> None:
         failure = self._desk.line.join(self, self._ledger.arrived_s)

@@ -11,7 +11,7 @@ from dynctl.router.verdicts import judge
 if TYPE_CHECKING:
     from dynctl.router.flight import Flight
 
-_MAX_ANSWER_BYTES = 64 * 1024**2
+MAX_ANSWER_BYTES = 64 * 1024**2
 _MAX_ERROR_BYTES = 64 * 1024
 
 
@@ -57,7 +57,7 @@ class LegSink:
             self._follow(follower, data)
             return
         self._num_bytes += len(data)
-        limit = _MAX_ANSWER_BYTES if self._status == 200 else _MAX_ERROR_BYTES
+        limit = MAX_ANSWER_BYTES if self._status == 200 else _MAX_ERROR_BYTES
         if self._num_bytes <= limit:
             self._parts.append(data)
         elif self._status == 200:

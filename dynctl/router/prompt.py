@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dynctl.kv.hashing import BlockHasher, PromptBlocks
 
-_CHARS_PER_TOKEN = 4
+CHARS_PER_TOKEN = 4
 """Of English text under the usual vocabularies; only for prompts nobody tokenised."""
 
 
@@ -48,7 +48,7 @@ class Prompt:
     @classmethod
     def guessed(cls, hashers: Hashers, num_chars: int) -> "Prompt":
         """A prompt nobody could tokenise: routed by load only."""
-        return cls(hashers, None, max(1, num_chars // _CHARS_PER_TOKEN))
+        return cls(hashers, None, max(1, num_chars // CHARS_PER_TOKEN))
 
     @property
     def is_known(self) -> bool:

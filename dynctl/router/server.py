@@ -25,6 +25,7 @@ from dynctl.router.flight import Flight
 from dynctl.router.merging import Shown, add_answers
 from dynctl.router.port_owner import port_owner
 from dynctl.router.processes import Place, Siblings, listen_together
+from dynctl.router.short_flight import ShortFlight, may_be_short
 
 _SHOWN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _GENERATE = frozenset((COMPLETIONS, CHAT))
@@ -149,7 +150,12 @@ class Entrance:
             self._refuse(exchange, draining(), is_counted=True)
             return
         request_id = self._new_id()
-        Flight(desk, exchange, wanted, model, request_id, _shown_id(request, request_id)).begin()
+        shown_id = _shown_id(request, request_id)
+        if may_be_short(desk, exchange, wanted):
+            short = ShortFlight(desk, exchange, wanted, model, request_id, shown_id)
+            if short.begin():
+                return
+        Flight(desk, exchange, wanted, model, request_id, shown_id).begin()
 
     def _models(self) -> bytes:
         data = []

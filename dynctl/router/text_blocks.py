@@ -13,6 +13,8 @@ import msgspec
 from dynctl.kv.hashing import PromptBlocks
 from dynctl.router.api.requests import CHAT, ApiRequest
 from dynctl.router.prefix_index import PrefixIndex, Source
+from dynctl.router.prompt import Prompt
+from dynctl.router.workers import Worker
 
 _MARK = 2**32 - 1
 """No vocabulary has this token: text never equals tokens."""
@@ -52,10 +54,16 @@ class TextHolders:
         self._index = index
         self._held: dict[Source, OrderedDict[int, None]] = {}
 
-    def sent(
+    def sent(self, worker: Worker, prompt: Prompt) -> None:
+        """Believe that an engine holds a prompt's blocks from now on."""
+        blocks = prompt.blocks(worker.block_size)
+        if blocks is not None:
+            num_blocks = prompt.num_cacheable(worker.block_size)
+            self._hold(worker.key, blocks, num_blocks, worker.capacity_tokens)
+
+    def _hold(
         self, engine: tuple[str, str], blocks: PromptBlocks, num_blocks: int, capacity_tokens: int
     ) -> None:
-        """Believe that an engine (id and incarnation) holds a prompt's first blocks from now on."""
         source = Source(*engine, TEXT_RANK)
         held = self._held.get(source)
         if held is None or not self._index.holds(source):

@@ -183,16 +183,16 @@ class PromptTokens:
             deliver(Tokenized(ids, len(ids) * 4, "given"))
             return
         tokenizer = self._tokenizer
-        num_chars = _num_chars(request)
-        if num_chars < self._short_chars:
-            deliver(Tokenized(None, num_chars, "short"))
+        number = num_chars(request)
+        if number < self._short_chars:
+            deliver(Tokenized(None, number, "short"))
         elif request.num_sequences > 1:
-            deliver(Tokenized(None, num_chars, "none"))
+            deliver(Tokenized(None, number, "none"))
         elif tokenizer is None:
             text_ids = pseudo_ids(request)
-            deliver(Tokenized(text_ids, num_chars, "none" if text_ids is None else "text"))
-        elif num_chars <= self._inline_chars:
-            deliver(self._finished(num_chars, self._work(tokenizer, request), "inline"))
+            deliver(Tokenized(text_ids, number, "none" if text_ids is None else "text"))
+        elif number <= self._inline_chars:
+            deliver(self._finished(number, self._work(tokenizer, request), "inline"))
         else:
             future = asyncio.get_running_loop().run_in_executor(
                 self._threads, self._work, tokenizer, request
@@ -201,7 +201,7 @@ class PromptTokens:
                 lambda done: (
                     None
                     if done.cancelled()
-                    else deliver(self._finished(num_chars, done.result(), "thread"))
+                    else deliver(self._finished(number, done.result(), "thread"))
                 )
             )
 
@@ -268,7 +268,7 @@ def _entry_bytes(text: str, ids: "array[int]") -> int:
     return len(text) + 4 * len(ids) + 300
 
 
-def _num_chars(request: ApiRequest) -> int:
+def num_chars(request: ApiRequest) -> int:
     """Length of the prompt's text, roughly: what decides where it is tokenised, and a guess of its tokens."""
     if request.endpoint != CHAT:
         prompt = request.body["prompt"]

@@ -1,0 +1,258 @@
+"""The short way of a short request: placed by load between two engines, one question, one whole answer.
+
+Most requests of this kind end well, and for them a flight's state machine costs more than the rest. Whatever is out of
+the ordinary (no room, an error, a deadline, a client that leaves) goes on in a `Flight` from the point reached, so that
+every promise is kept in one place. Not here: streams, pools, prompts worth matching. IO: upstream connections.
+"""
+
+import time
+from typing import TYPE_CHECKING
+
+from dynctl.http1.call import Call, UpstreamError
+from dynctl.http1.message import Header
+from dynctl.http1.server import Exchange
+from dynctl.router.api.requests import CHAT, ApiRequest
+from dynctl.router.api.streams import Answer, read_answer
+from dynctl.router.choosing import Need
+from dynctl.router.decisions import Decision
+from dynctl.router.flight import Flight
+from dynctl.router.handoff import Leg
+from dynctl.router.legs import MAX_ANSWER_BYTES, LegSink
+from dynctl.router.orders import route_key
+from dynctl.router.placement import Placed
+from dynctl.router.policies.least_loaded import POLICY as PLAIN
+from dynctl.router.prompt import CHARS_PER_TOKEN, Prompt
+from dynctl.router.tokens import num_chars
+from dynctl.router.workers import Booking, Worker
+
+if TYPE_CHECKING:
+    from dynctl.router.desk import Desk
+
+_DECODE = frozenset(("decode",))
+_AGGREGATED = frozenset(("aggregated",))
+
+
+def may_be_short(desk: "Desk", exchange: Exchange, request: ApiRequest) -> bool:
+    """Whether the rule for short requests holds, and nothing asks for more than the short way gives."""
+    limit = desk.settings.short_request_chars
+    return (
+        limit > 0
+        and not request.is_stream
+        and request.num_sequences == 1
+        and request.prompt_ids is None
+        and num_chars(request) < limit
+        and desk.placement.policy.uses_index
+        and desk.placement.shadow is None
+        and not len(desk.line)
+        and exchange.request.header(b"x-dynctl-explain") is None
+    )
+
+
+class ShortFlight:
+    """A short request from its acceptance to its end; it receives its own answer."""
+
+    __slots__ = (
+        "_arrived_s",
+        "_booking",
+        "_call",
+        "_decision",
+        "_desk",
+        "_exchange",
+        "_headers",
+        "_is_relayed",
+        "_num_bytes",
+        "_parts",
+        "_prompt_tokens",
+        "_sent_s",
+        "_shown_id",
+        "_status",
+        "model",
+        "request",
+        "request_id",
+    )
+
+    def __init__(
+        self,
+        desk: "Desk",
+        exchange: Exchange,
+        request: ApiRequest,
+        model: str | None,
+        request_id: str,
+        shown_id: bytes,
+    ) -> None:
+        """As of a `Flight`."""
+        self.request = request
+        self.model = model
+        self.request_id = request_id
+        self._desk = desk
+        self._exchange = exchange
+        self._shown_id = shown_id
+        self._arrived_s = self._sent_s = desk.loop.time()
+        self._booking: Booking
+        self._decision: Decision
+        self._call: Call
+        self._is_relayed = False
+        self._prompt_tokens = 0
+        self._status = 0
+        self._headers: list[Header] = []
+        self._parts: list[bytes] = []
+        self._num_bytes = 0
+
+    def begin(self) -> bool:
+        """Place and send; False when that cannot be done at once, and nothing was."""
+        desk, now_s = self._desk, self._arrived_s
+        if desk.books is not None:
+            desk.books.exchange(now_s)
+        started_s = time.perf_counter()
+        worker = self._choose(now_s)
+        if worker is None:
+            return False
+        route = desk.fleet.routes[worker.id]
+        decision = self._decision
+        need = decision.need
+        desk.workers.num_sent += 1
+        self._booking = worker.book(
+            need.prompt_tokens, need.prompt_tokens, need.output_tokens, now_s, need.recent_unit
+        )
+        metrics = desk.metrics
+        metrics.tokenized.add("short")
+        metrics.queue.observe(0.0)
+        metrics.decision.observe(time.perf_counter() - started_s)
+        self._is_relayed = route.is_relayed
+        body = self.request.main_body(worker.info.model, None)
+        self._call = route.send(self.request.endpoint, self.request_id, body, self)
+        self._exchange.on_gone = self._gone
+        desk.enter(self)
+        return True
+
+    def _choose(self, now_s: float) -> Worker | None:
+        """The less loaded of two engines drawn at random; the decision is kept."""
+        desk = self._desk
+        table, model, draw = desk.workers, self.model, desk.rng.random
+        if table.view(_DECODE, model, now_s).workers:
+            return None
+        workers = table.view(_AGGREGATED, model, now_s).workers
+        if table.may_limit(now_s):
+            workers = table.with_room(workers, now_s)
+        number = len(workers)
+        if number > 2:
+            first, second = divmod(int(draw() * number * (number - 1)), number - 1)
+            workers = (workers[first], workers[second + (second >= first)])
+        elif not number:
+            return None
+        key = route_key(self._exchange.request, self.request)
+        self._prompt_tokens = max(1, num_chars(self.request) // CHARS_PER_TOKEN)
+        need = Need(
+            self._prompt_tokens,
+            table.lengths.expected(key, self.request.max_tokens),
+            0,
+            now_s,
+            table.recent_unit(now_s),
+            table.tally.prefill.slope,
+        )
+        loads = [worker.cached_load or worker.load() for worker in workers]
+        overlaps, luck = [0] * len(loads), draw()
+        position = PLAIN.choose(need, loads, overlaps, luck)
+        worker = workers[position]
+        if desk.workers.get(worker.id) is not worker or worker.id not in desk.fleet.routes:
+            return None
+        self._decision = Decision(
+            self.request_id,
+            "whole",
+            False,
+            need,
+            loads,
+            overlaps,
+            luck,
+            position,
+            PLAIN,
+            self._shown_id.decode(),
+            key,
+        )
+        return worker
+
+    # The engine tells…
+
+    def on_head(self, status: int, headers: list[Header]) -> None:
+        """Keep status and fields."""
+        self._status = status
+        self._headers = headers
+
+    def on_data(self, data: bytes) -> None:
+        """Keep a piece of the body."""
+        self._num_bytes += len(data)
+        if self._num_bytes > MAX_ANSWER_BYTES:
+            self._go_on().on_data(data)
+        else:
+            self._parts.append(data)
+
+    def on_end(self) -> None:
+        """Pass a sound answer on; any other goes the long way."""
+        if self._status == 200:
+            body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            answer = read_answer(body)
+            if not answer.fault:
+                self._finish(body, answer)
+                return
+        self._go_on().on_end()
+
+    def on_error(self, error: UpstreamError) -> None:
+        """Go the long way: there may be another engine."""
+        self._go_on().on_error(error)
+
+    def _finish(self, body: bytes, answer: Answer) -> None:
+        desk, decision, usage = self._desk, self._decision, answer.usage
+        worker = self._booking.worker
+        worker.succeeded(desk.loop.time())
+        self._booking.release()
+        self._exchange.respond(200, body, lines=b"x-request-id: %b\r\n" % self._shown_id)
+        metrics, prompt_tokens = desk.metrics, self._prompt_tokens
+        if usage is not None:
+            prompt_tokens = usage.prompt_tokens or prompt_tokens
+            metrics.output_tokens.add(by=usage.output_tokens)
+            desk.workers.lengths.learn(decision.route_key, usage.output_tokens)
+            cached = decision.cached_tokens = usage.cached_tokens
+            if cached:
+                metrics.engine_cached_tokens.add(by=cached)
+        metrics.prompt_tokens.add(by=prompt_tokens)
+        decision.outcome = "done"
+        desk.ring.add(decision, "short", time.time())
+        metrics.requests.add("chat" if self.request.endpoint == CHAT else "completions", "200")
+        desk.let_go(self)
+
+    # Out of the ordinary…
+
+    def check(self, now_s: float) -> None:
+        """Act on a passed deadline."""
+        if now_s - self._sent_s > self._desk.settings.body_timeout_s:
+            self._promoted().check(now_s)
+
+    def cut(self) -> None:
+        """End at once: the router stops."""
+        self._promoted().cut()
+
+    def _gone(self) -> None:
+        self._promoted().gone()
+
+    def _go_on(self) -> LegSink:
+        """Let a flight receive the answer; it is told what has come so far."""
+        flight = self._promoted()
+        sink = LegSink(flight, Leg.MAIN, is_relayed=self._is_relayed)
+        self._call.sink = sink
+        if self._status:
+            sink.on_head(self._status, self._headers)
+        for part in self._parts:
+            sink.on_data(part)
+        return sink
+
+    def _promoted(self) -> Flight:
+        """Go on as a flight that has sent its first attempt."""
+        desk = self._desk
+        desk.flights.discard(self)
+        flight = Flight(
+            desk, self._exchange, self.request, self.model, self.request_id, self._shown_id
+        )
+        prompt = Prompt.guessed(desk.hashers, num_chars(self.request))
+        placed = Placed(self._booking, None, 0, decisions=[self._decision])
+        flight.adopt(prompt, placed, self._call, self._sent_s)
+        return flight

@@ -1,0 +1,200 @@
+"""A short request goes its short way only as long as all is well; what the client sees never depends on it."""
+
+import asyncio
+import json
+import re
+
+import pytest
+from router_bench import routed, until
+from router_fakes import FakeEngine
+
+from dynctl.router.short_flight import ShortFlight
+
+
+def short_ones(bench):
+    return sum(isinstance(flight, ShortFlight) for flight in bench.desk.flights)
+
+
+def figures(desk):
+    """What is counted, without times and without how the prompt was read."""
+    counted = {}
+    for line in desk.exposition().decode().splitlines():
+        name, _, value = line.rpartition(" ")
+        unlike = ("_sum", "_bucket", "tokenized", "start_time", "# ", "parity")
+        if not any(part in line for part in unlike):
+            counted[name] = float(value)
+    return counted
+
+
+@pytest.mark.parametrize(
+    "fault", ["", "status:500", "status:503", "status:400", "refuse", "html", "status:302"]
+)
+@pytest.mark.parametrize("is_lasting", [False, True])
+def test_both_ways_give_the_same_answer_and_count_the_same(run, fault, is_lasting):
+    async def outcome(limit):
+        tried = []
+
+        def script(body):
+            tried.append(body)
+            return fault if is_lasting or len(tried) == 1 else None
+
+        engines = [FakeEngine(f"e{i}", script=script) for i in range(2)]
+        settings = {"short_request_chars": limit}
+        async with routed(*engines, settings=settings) as bench:
+            answer = await bench.client.complete(max_tokens=7)
+            bench.assert_books_balance()
+            how = bench.desk.metrics.tokenized
+            assert how.value("short") == (limit > 0)
+            decisions = json.loads(bench.desk.ring.to_json(10))
+            outcomes = sorted(decision["outcome"] for decision in decisions)
+            headers = {name for name, _ in answer.headers}
+            # Which of two equal engines it was is chance.
+            body = re.sub(rb" e[01](?=\d)", b" e", answer.body)
+            return answer.status, body, headers, outcomes, len(tried), figures(bench.desk)
+
+    async def main():
+        short, full = await outcome(512), await outcome(0)
+        # Blocks of text are noted on the full way only: nobody matches a short prompt.
+        for found in (short, full):
+            for name in [n for n in found[5] if "block" in n or 'engine="' in n]:
+                del found[5][name]
+        assert short == full
+        if not fault:
+            assert short[0] == 200
+
+    run(main)
+
+
+def test_a_client_that_leaves_is_noticed_and_its_work_cancelled(run):
+    async def main():
+        engine = FakeEngine(script=lambda body: "stall")
+        async with routed(engine) as bench:
+            task = asyncio.create_task(bench.client.complete())
+            await until(lambda: engine.num_running == 1)
+            assert short_ones(bench) == 1
+            task.cancel()
+            await asyncio.wait([task])
+            await until(lambda: engine.num_gone == 1)
+            await until(lambda: not bench.desk.flights)
+            bench.assert_books_balance()
+            assert bench.desk.metrics.client_gone.value("main") == 1
+            assert bench.desk.metrics.requests.value("completions", "499") == 1
+
+    run(main)
+
+
+def test_an_engine_that_hangs_is_given_up_at_the_deadline(run):
+    async def main():
+        engine = FakeEngine(script=lambda body: "stall")
+        settings = {"body_timeout_s": 0.3, "first_token_timeout_s": 0.2, "max_retries": 0}
+        async with routed(engine, settings=settings) as bench:
+            answer = await bench.client.complete()
+            assert answer.status == 504
+            assert json.loads(answer.body)["error"]["code"] == "engine_timeout"
+            bench.assert_books_balance()
+
+    run(main)
+
+
+def test_a_router_that_stops_cuts_short_requests_too(run):
+    async def main():
+        engine = FakeEngine(script=lambda body: "stall")
+        async with routed(engine) as bench:
+            task = asyncio.create_task(bench.client.complete())
+            await until(lambda: engine.num_running == 1)
+            await bench.desk.close(0.0)
+            assert not bench.desk.flights
+            with pytest.raises(Exception, match="closed"):
+                await task
+
+    run(main)
+
+
+def test_short_requests_wait_when_there_is_no_room(run):
+    async def main():
+        engine = FakeEngine(gap_s=0.1)
+        async with routed(engine, settings={"default_slots": 1}) as bench:
+            answers = await asyncio.gather(*(bench.client.complete() for _ in range(4)))
+            assert [answer.status for answer in answers] == [200] * 4
+            bench.assert_books_balance()
+            assert bench.desk.metrics.tokenized.value("short") == 4
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("policy", "body", "headers"),
+    [
+        ("round_robin", {}, {}),
+        ("least_loaded", {}, {}),
+        ("kv", {"prompt": "x" * 600}, {}),
+        ("kv", {"prompt": [1, 2, 3]}, {}),
+        ("kv", {"prompt": ["a", "b"]}, {}),
+        ("kv", {"n": 2}, {}),
+        ("kv", {"stream": True}, {}),
+        ("kv", {}, {"x_dynctl_explain": "1"}),
+    ],
+)
+def test_what_asks_for_more_goes_the_full_way(run, policy, body, headers):
+    async def main():
+        engine = FakeEngine(gap_s=0.05)
+        async with routed(engine, policy=policy) as bench:
+            full = {"model": "tiny", "prompt": "hello", **body}
+            task = asyncio.create_task(bench.client.post("/v1/completions", full, **headers))
+            await until(lambda: bench.desk.flights)
+            assert short_ones(bench) == 0
+            assert (await task).status == 200
+
+    run(main)
+
+
+def test_with_pools_a_short_request_goes_the_full_way(run):
+    async def main():
+        engines = [FakeEngine("p", role="prefill"), FakeEngine("d", role="decode", gap_s=0.05)]
+        async with routed(*engines) as bench:
+            task = asyncio.create_task(bench.client.complete())
+            await until(lambda: bench.desk.flights)
+            assert short_ones(bench) == 0
+            assert (await task).status in {200, 502}
+            bench.assert_books_balance()
+
+    run(main)
+
+
+def test_load_decides_and_the_decision_can_be_made_again(run):
+    async def main():
+        engines = [FakeEngine(f"e{i}", gap_s=0.05) for i in range(8)]
+        async with routed(*engines) as bench:
+            for _ in range(10):
+                answers = await asyncio.gather(*(bench.client.complete() for _ in range(40)))
+                assert all(answer.status == 200 for answer in answers)
+            taken = [len(engine.requests) for engine in engines]
+            assert sum(taken) == 400
+            # Two choices among 8 at a load of 5 each; one choice alone would often give 1.4.
+            assert max(taken) <= 1.25 * 50
+            ring = bench.desk.ring._ring
+            assert len(ring) == 400
+            for decision in ring:
+                assert decision.recompute() == decision.position
+                assert len(decision.loads) == 2
+                assert decision.loads[0].engine != decision.loads[1].engine
+            shown = json.loads(bench.desk.ring.to_json(1))[0]
+            assert (shown["policy"], shown["outcome"]) == ("short", "done")
+            assert shown["is_tokenized"] is False
+
+    run(main)
+
+
+def test_a_busy_engine_is_left_alone(run):
+    async def main():
+        engines = [FakeEngine("e0"), FakeEngine("e1")]
+        async with routed(*engines) as bench:
+            held = [bench.desk.workers.get("e0").book(10, 10, 10) for _ in range(5)]
+            for _ in range(12):
+                await bench.client.complete()
+            assert len(engines[0].requests) == 0
+            assert len(engines[1].requests) == 12
+            for booking in held:
+                booking.release()
+
+    run(main)
