@@ -52,7 +52,12 @@ def deployment(lab: Lab) -> dict[str, object]:
             {"role": "prefill", "replicas": 1, "hosts": ["gpu-1"]},
             {"role": "decode", "replicas": 2, "hosts": ["gpu-1", "gpu-2"]},
         ],
-        "router": {"listen": listen, "allow_insecure_listen": True},
+        "router": {
+            "listen": listen,
+            "allow_insecure_listen": True,
+            # Every request hands over, also where computing twice would be cheaper.
+            "settings": {"conditional_prefill": 0},
+        },
     }
 
 

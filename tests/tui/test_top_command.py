@@ -39,12 +39,12 @@ def cluster(monkeypatch, snapshots):
             yield None
 
         @asynccontextmanager
-        async def reach_agents(*_):
+        async def steady_agents(*_):
             yield made
 
         monkeypatch.setattr("dynctl.cli.session.load", lambda *_, **__: inventory)
         monkeypatch.setattr("dynctl.remote.fleet.open_fleet", open_fleet)
-        monkeypatch.setattr("dynctl.deploy.reach.reach_agents", reach_agents)
+        monkeypatch.setattr("dynctl.deploy.reach.steady_agents", steady_agents)
         monkeypatch.setattr("dynctl.telemetry.watch.PERIOD_S", 0.3)
 
     return use

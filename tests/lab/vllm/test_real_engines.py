@@ -67,7 +67,13 @@ class Stage:
             "engine": engine,
             "pools": layout,
             "limits": limits,
-            "router": {"host": "head", "listen": listen, "allow_insecure_listen": True},
+            "router": {
+                "host": "head",
+                "listen": listen,
+                "allow_insecure_listen": True,
+                # Every request hands over, also where computing twice would be cheaper.
+                "settings": {"conditional_prefill": 0},
+            },
         }
         slots = {name: {"cpu_slots": 1} for name in ("cpu-1", "cpu-2")}
         self.lab.write_inventory([deployment], hosts=slots)
