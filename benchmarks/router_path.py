@@ -6,7 +6,9 @@ Run: python benchmarks/router_path.py [--policy kv] [--profile] [--flag NAME=NUM
 
 import argparse
 import asyncio
+import collections
 import cProfile
+import gc
 import json
 import pstats
 import subprocess
@@ -120,6 +122,22 @@ def _unit_us():
     return (time.process_time() - start_s) / 100 * 1e6
 
 
+def _print_garbage(calls):
+    """What a request leaves to the garbage collector, by type: nothing, or every request pays for it."""
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    gc.disable()
+    for call in calls:
+        for _ in range(100):
+            call()
+    gc.collect()
+    found = collections.Counter(type(one).__name__ for one in gc.garbage)
+    gc.set_debug(0)
+    gc.garbage.clear()
+    gc.enable()
+    print("objects left to the collector by 100 requests of each kind:", dict(found) or "none")
+
+
 async def measure(options, folder):
     targets = tuple(EngineTarget(f"e{i}", "http://127.0.0.1:1") for i in range(4))
     settings = {}
@@ -198,6 +216,8 @@ async def measure(options, folder):
             stats.print_stats(options.profile)
             if options.callers:
                 stats.print_callers(options.callers)
+    if options.garbage:
+        _print_garbage([call for call, _ in cases.values()])
     ok = desk.metrics.requests.value("chat", "200")
     print(f"{ok:.0f} requests answered with 200, {len(desk.flights)} left")
     await pool.close()
@@ -211,6 +231,7 @@ def main():
     parser.add_argument("--profile", type=int, default=0)
     parser.add_argument("--sort", default="tottime")
     parser.add_argument("--callers", help="whose callers to print")
+    parser.add_argument("--garbage", action="store_true", help="print what cycles are left")
     parser.add_argument("--only", default="")
     parser.add_argument("--flag", action="append")
     options = parser.parse_args()

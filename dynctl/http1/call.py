@@ -42,6 +42,25 @@ class ResponseSink(Protocol):
         """There will be no (more) answer."""
 
 
+class _Nobody:
+    """Receives nothing: the call is over."""
+
+    def on_head(self, status: int, headers: list[Header]) -> None:
+        """Ignore it."""
+
+    def on_data(self, data: bytes) -> None:
+        """Ignore it."""
+
+    def on_end(self) -> None:
+        """Ignore it."""
+
+    def on_error(self, error: UpstreamError) -> None:
+        """Ignore it."""
+
+
+_NOBODY = _Nobody()
+
+
 class Call:
     """One request under way."""
 
@@ -92,7 +111,9 @@ class Call:
             self._pool.forget(connection)
         if self._task is not None:
             self._task.cancel()
+            self._task = None
         self._pool.settle(self)
+        self._take_sink()
 
     def pause(self) -> None:
         """Stop reading the answer: the receiver is behind."""
@@ -108,6 +129,11 @@ class Call:
             self._connection.resume()
 
     # For pool and connection
+
+    def _take_sink(self) -> ResponseSink:
+        """Let go of the receiver, which mostly holds this call: a cycle for the collector at every request otherwise."""
+        sink, self.sink = self.sink, _NOBODY
+        return sink
 
     @property
     def is_over(self) -> bool:
@@ -139,7 +165,7 @@ class Call:
             self._is_over = True
             self._connection = None
             self._pool.settle(self)
-            self.sink.on_end()
+            self._take_sink().on_end()
 
     def fail(self, kind: str, message: str, connection: "Connection | None" = None) -> None:
         """Report a failure, or try again where that cannot do a thing twice."""
@@ -153,7 +179,8 @@ class Call:
         self._is_over = True
         self._pool.settle(self)
         text = f"{self._pool.address}: {message}"
-        self.sink.on_error(UpstreamError(kind, text, before_first_byte=not self.has_received))
+        error = UpstreamError(kind, text, before_first_byte=not self.has_received)
+        self._take_sink().on_error(error)
 
     def expire(self) -> None:
         """Give up on a silent origin."""

@@ -146,6 +146,8 @@ class Connection(asyncio.Protocol):
         """End the call that was under way."""
         call = self._call
         self._pool.forget(self)
+        # It holds our methods: a cycle for the collector otherwise.
+        del self._parser
         if call is None:
             return
         if self._has_head and exc is None and self._ends_at_close:

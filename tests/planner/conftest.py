@@ -12,7 +12,9 @@ from dynctl.core.units import GIB
 from dynctl.planner.grouping import nvlink_islands
 from dynctl.planner.model import read_model
 
-sys.path.insert(0, str(Path(__file__).parent))  # planning_cases is shared by tests of this directory
+sys.path.insert(
+    0, str(Path(__file__).parent)
+)  # planning_cases is shared by tests of this directory
 
 GPUS = {
     "h100": ("NVIDIA H100 80GB HBM3", 80 * GIB),
