@@ -238,7 +238,8 @@ class ShortFlight:
         """Let a flight receive the answer; it is told what has come so far."""
         flight = self._promoted()
         sink = LegSink(flight, Leg.MAIN, is_relayed=self._is_relayed)
-        self._call.sink = sink
+        if not self._call.is_over:
+            self._call.sink = sink
         if self._status:
             sink.on_head(self._status, self._headers)
         for part in self._parts:
