@@ -6,7 +6,8 @@ IO: dynctl, processes on hosts.
 import json
 import re
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hostlab.lab import Lab
@@ -23,6 +24,7 @@ answer = connection.getresponse()
 sys.stdout.write(answer.read().decode())
 sys.exit(0 if answer.status == 200 else f"status {answer.status}")
 """
+_PATIENCE_S = 45.0
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)$")
 _LABEL = re.compile(r'([a-zA-Z_]+)="((?:[^"\\]|\\.)*)"')
 
@@ -54,9 +56,20 @@ class Cluster:
                 found[name] = unit | {"host": host_name}
         return found
 
+    def _unit(self, is_wanted: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+        """Find one unit; a host whose processors are all taken is asked again before it counts as silent."""
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while True:
+            found = next(filter(is_wanted, self.units().values()), None)
+            if found is not None:
+                return found
+            if time.monotonic() > deadline_s:
+                raise LabError(f"{what} is not among the units")
+            time.sleep(0.5)
+
     def pid_of(self, unit_id: str) -> int:
         """Return this machine's pid of a unit, whose status tells the pid its host knows."""
-        unit = self.units()[unit_id]
+        unit = self._unit(lambda u: u["id"] == unit_id, unit_id)
         host = self.lab[unit["host"]]
         for process in host.processes():
             if host.pid_inside(process.pid) == unit["pid"]:
@@ -70,17 +83,16 @@ class Cluster:
 
     def decisions(self, deployment: str, limit: int = 100) -> list[dict[str, Any]]:
         """Return the router's last decisions, newest first."""
-        unit = next(
-            u
-            for u in self.units().values()
-            if u["kind"] == "router" and u["deployment"] == deployment
+        unit = self._unit(
+            lambda u: u["kind"] == "router" and u["deployment"] == deployment,
+            f"the router of {deployment}",
         )
         socket = self._argument(unit, "--admin-socket")
         return list(json.loads(self.ask(unit["host"], socket, f"/decisions?limit={limit}")))
 
     def engine_get(self, unit_id: str, path: str) -> str:
         """GET a path of an engine's own API, on its socket."""
-        unit = self.units()[unit_id]
+        unit = self._unit(lambda u: u["id"] == unit_id, unit_id)
         return self.ask(unit["host"], self._argument(unit, "--uds"), path)
 
     def metric(self, unit_id: str, name: str, **labels: str) -> float:
