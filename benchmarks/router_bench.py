@@ -260,6 +260,7 @@ KINDS = {
     "bare": ("bare", "", ()),
     "round robin": ("dynctl", "round_robin", ()),
     "kv": ("dynctl", "kv", ()),
+    "kv, 2 workers": ("dynctl", "kv", ("--workers", "2")),
     "kv, every one tokenised": ("dynctl", "kv", ("--set", "short_request_chars=0")),
 }
 
@@ -418,10 +419,10 @@ def main():
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--policy", default="kv")
     parser.add_argument("--flag", action="append", help="a further flag of `dynctl route`")
-    parser.add_argument("--kinds", default=",".join(KINDS).replace("kv, every", "kv; every"))
+    parser.add_argument("--kinds", default="|".join(KINDS), help="names with | between them")
     parser.add_argument("--bare", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.kinds = [name.replace(";", ",") for name in options.kinds.split(",")]
+    options.kinds = options.kinds.split("|")
     if options.bare:
         port, _, engines = options.bare.partition(":")
         uvloop.run(bare(int(port), list(map(int, engines.split(",")))))
