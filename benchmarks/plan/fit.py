@@ -43,6 +43,11 @@ MODEL = (*TOGETHER, "queue", "burst", "mixing")
 """What one model may add on one engine and generation."""
 
 
+SERVING = {"host_ms", "queue", "burst", "mixing"}
+SERVING_PULL = 0.15
+"""What servers add has no physics to hold to: above single models, data may move it more freely."""
+
+
 def groups_of(p: Point):
     place = f"{p.engine}/{p.generation}"
     return ("", p.engine, place, f"{place}/{p.fingerprint}")
@@ -75,7 +80,16 @@ def calibrate(
     names = [(g, n) for g in groups for n in levels[level_of(g)]]
     rows_of = {g: [i for i, p in enumerate(points) if g in groups_of(p)] for g in groups}
     pulls = {0: base_pull, 1: engine_pull, 2: local_pull, 3: model_pull}
-    unknowns = [Unknown(0.0, pulls[level_of(g)], rows_of[g], -2.5, 2.5) for g, n in names]
+    unknowns = [
+        Unknown(
+            0.0,
+            pulls[level_of(g)] * (SERVING_PULL if n in SERVING and level_of(g) < 3 else 1.0),
+            rows_of[g],
+            -2.5,
+            2.5,
+        )
+        for g, n in names
+    ]
     where: dict = {}
     for i, (g, n) in enumerate(names):
         where.setdefault(g, []).append((i, n))
