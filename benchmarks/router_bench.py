@@ -2,8 +2,7 @@
 
 Engines, load generator and trace are the harness that measured the peers (`peers/`). Only the router's process tree counts
 for CPU, read from /proc, so work of others on the machine does little harm; rounds are interleaved and the least of each
-is kept. Peers' figures are taken from their quiet run and marked; with `--peers FOLDER` (made by the harness's
-`install`) those installed are measured beside.
+is kept. Peers' figures are those of their quiet run on another day, and marked so; they are not run here.
 
 Run: python benchmarks/router_bench.py [micro] [latency] [rss] [trace] [heavy] [--rounds 5] [--seconds 1.5]
 """
