@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import os
 import secrets
+import shutil
 import signal
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -110,6 +111,9 @@ class LocalRemote:
         except FileNotFoundError:
             return await _absent(command.argv[0], 127, "not found")
         except PermissionError:
+            # Also what execvp says when some directory on PATH may not be looked into and no other has it.
+            if shutil.which(command.argv[0], mode=os.F_OK, path=environment.get("PATH")) is None:
+                return await _absent(command.argv[0], 127, "not found")
             return await _absent(command.argv[0], 126, "permission denied")
         except OSError as error:
             raise CommandError(
