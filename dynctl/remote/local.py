@@ -179,7 +179,10 @@ async def _communicate(process: Process, stdin: bytes | None) -> tuple[bytes, by
             tasks.create_task(_feed(process, stdin))
             out = tasks.create_task(_bounded(process.stdout))
             err = tasks.create_task(_bounded(process.stderr))
-    except* CommandError as group:
+    except BaseExceptionGroup as group:
+        # Not `except*`: before Python 3.11.4 what is raised below it comes out wrapped again.
+        if group.subgroup(CommandError) is None:
+            raise
         raise group.exceptions[0] from None
     return out.result(), err.result()
 

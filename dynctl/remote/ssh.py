@@ -258,7 +258,10 @@ class SshRemote:
                 tasks.create_task(_collect(process.stderr, err))
                 await process.wait_closed()
                 feeding.cancel()
-        except* CommandError as group:
+        except BaseExceptionGroup as group:
+            # Not `except*`: before Python 3.11.4 what is raised below it comes out wrapped again.
+            if group.subgroup(CommandError) is None:
+                raise
             raise CommandError(f"{self.name}: {group.exceptions[0]}") from None
         finally:
             pid = None if process.exit_status is not None else between(b"".join(out), nonce).pid
