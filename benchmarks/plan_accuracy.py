@@ -102,7 +102,7 @@ def left_out(points: list[Point], key: str) -> list[Outcome]:
     for value in sorted({getattr(p, key) for p in points}):
         rest = thinned([p for p in points if getattr(p, key) != value])
         found = outcomes(
-            fit.calibrate(rest, rounds=7), [p for p in points if getattr(p, key) == value]
+            fit.calibrate(rest, rounds=8), [p for p in points if getattr(p, key) == value]
         )
         row(f"  without {value}", found)
         pooled += found
@@ -115,7 +115,7 @@ def out_of_fold(points: list[Point], folds: int = 3) -> list[Outcome]:
     for i in range(folds):
         away = mixed[i::folds]
         found += outcomes(
-            fit.calibrate([p for j, p in enumerate(mixed) if j % folds != i], rounds=7), away
+            fit.calibrate([p for j, p in enumerate(mixed) if j % folds != i], rounds=8), away
         )
     return found
 

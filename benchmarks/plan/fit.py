@@ -43,8 +43,8 @@ MODEL = (*TOGETHER, "queue", "burst", "mixing")
 """What one model may add on one engine and generation."""
 
 
-SERVING = {"host_ms", "queue", "burst", "mixing"}
-SERVING_PULL = 0.15
+SERVING = {"host_ms", "queue", "burst"}
+SERVING_PULL = 0.3
 """What servers add has no physics to hold to: above single models, data may move it more freely."""
 
 
