@@ -86,6 +86,8 @@ TOGETHER: Mapping[str, tuple[str, ...]] = {
 """Which constants move together: end-to-end figures of one model cannot tell them apart."""
 OWN_PATH = Path(".dynctl") / "calibration.json"
 """Where `dynctl calibrate` keeps what it found, beside the clusters' own directories."""
+REGIMES = ("fitted", "unfitted", "foreign")
+"""How much is known of a setting, from most to least: each has a band of its own."""
 NVFP4_SHARE = 0.57
 """Bytes of a 4-bit weight with its scale over those of an 8-bit one."""
 
@@ -120,17 +122,20 @@ class Calibration:
         """The 90 % band of `ttft`, `tpot` or `tokens`: narrow for a fitted model on a fitted engine and GPU generation.
 
         Others get the band of models and GPUs that were left out of a fit on purpose; an engine on a generation without
-        any point, and floods of requests (`tokens-flood`), that of rows from elsewhere.
+        any point, and floods of requests (`tokens-flood`), that of rows from elsewhere. A band holds those of all who
+        know more: few points may by chance spread less, but less knowledge never promises more.
         """
         family = family_of(model)
         places = {f"{engine}/{spec.generation}", f"{engine}/{spec.name}"}
         if not places & self.factors.keys() or figure.endswith("-flood"):
-            regime = "foreign"
+            knowledge = REGIMES
+        elif f"{engine}/{spec.generation}/{fingerprint(model)}" not in self.factors:
+            knowledge = REGIMES[:2]
         else:
-            known = f"{engine}/{spec.generation}/{fingerprint(model)}" in self.factors
-            regime = "fitted" if known else "unfitted"
-        key = f"{figure.removesuffix('-flood')}/{family}/{regime}"
-        low, high = self.bands.get(key, (0.4, 2.5))
+            knowledge = REGIMES[:1]
+        name = figure.removesuffix("-flood")
+        ends = [self.bands[f"{name}/{family}/{regime}"] for regime in knowledge]
+        low, high = min(low for low, _ in ends), max(high for _, high in ends)
         return low / (1 + model.margin), high * (1 + model.margin)
 
     def source(self, engine: str, generation: str, gpu: str = "") -> str:
@@ -173,7 +178,8 @@ def family_of(model: Model) -> str:
 
 def fingerprint(model: Model) -> str:
     """What tells a model's architecture from others', whatever it is called and however it is stored."""
-    return f"{model.num_layers}x{model.hidden_size}x{model.num_heads}x{model.num_experts}"
+    heads = f"{model.num_heads}:{model.num_kv_heads}"
+    return f"{model.num_layers}x{model.hidden_size}x{heads}x{model.num_experts}"
 
 
 def read_calibration(text: str) -> Calibration:

@@ -1,7 +1,9 @@
 """Percentiles, cache hits, pools and bands of estimates; the estimate and calibrate commands."""
 
+import itertools
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +11,7 @@ from dynctl.cli.main import run
 from dynctl.core.plan import Parallelism, Role
 from dynctl.core.workload import Slo, Workload
 from dynctl.planner.calibrating import Run, calibrate, joined
-from dynctl.planner.calibration import own_text, shipped, with_own
+from dynctl.planner.calibration import REGIMES, fingerprint, own_text, shipped, with_own
 from dynctl.planner.checkpoint import open_model
 from dynctl.planner.closed_loop import Loop, Pair, run_loop, run_pair
 from dynctl.planner.estimate import DeclaredPace, Layout, Side, hit_ratio, serve
@@ -149,13 +151,38 @@ def test_too_high_a_rate_names_what_binds():
     assert "at most" in found.reason
 
 
-def test_unfitted_models_and_gpus_get_wider_bands():
-    def width(model, gpu):
-        figure = price_engine(query(model, gpu)).tpot_ms
-        return figure.high / figure.low
+@pytest.mark.parametrize("figure", ["ttft", "tpot", "tokens"])
+@pytest.mark.parametrize(
+    ("known", "unknown"),
+    [("llama-3.1-8b", "gemma-2-9b"), ("gpt-oss-120b", "glm-4.5-air")],
+)
+def test_who_knows_less_promises_no_more(figure, known, unknown):
+    """A fitted model on a fitted GPU; a model without points there; a GPU without any; a flood of requests."""
+    known, unknown = open_model(known), open_model(unknown)
+    bands = [
+        shipped().band(figure, known, "trtllm", spec_named("h100-sxm")),
+        shipped().band(figure, unknown, "trtllm", spec_named("h100-sxm")),
+        shipped().band(figure, unknown, "trtllm", spec_named("a100-sxm-80")),
+    ]
 
-    assert width("llama-3.1-8b", "h100-sxm") < width("mistral-7b-v0.3", "h100-sxm")
-    assert width("mistral-7b-v0.3", "h100-sxm") <= width("mistral-7b-v0.3", "a100-sxm-80")
+    assert bands[0] != bands[1]
+    for (low, high), (wider_low, wider_high) in itertools.pairwise(bands):
+        assert wider_low <= low < 1 < high <= wider_high
+    assert shipped().band(f"{figure}-flood", known, "trtllm", spec_named("h100-sxm")) == bands[2]
+
+
+def test_a_lucky_band_of_the_unknown_is_held_to_that_of_the_known():
+    narrow = {f"tpot/dense/{regime}": (0.99, 1.01) for regime in REGIMES}
+    lucky = replace(shipped(), bands=narrow | {"tpot/dense/fitted": (0.7, 1.4)})
+
+    assert lucky.band("tpot", open_model("gemma-2-9b"), "trtllm", spec_named("l40s")) == (0.7, 1.4)
+
+
+def test_models_alike_in_all_but_their_keys_and_values_are_told_apart():
+    model = open_model("llama-3.1-8b")
+
+    assert fingerprint(replace(model, num_kv_heads=32)) != fingerprint(model)
+    assert fingerprint(replace(model, name="mine", weight_bytes=1)) == fingerprint(model)
 
 
 def test_pipelines_cost_latency_and_hold_more():
