@@ -128,13 +128,13 @@ class Calibration:
         family = family_of(model)
         places = {f"{engine}/{spec.generation}", f"{engine}/{spec.name}"}
         if not places & self.factors.keys() or figure.endswith("-flood"):
-            knowledge = REGIMES
+            doubt = 3
         elif f"{engine}/{spec.generation}/{fingerprint(model)}" not in self.factors:
-            knowledge = REGIMES[:2]
+            doubt = 2
         else:
-            knowledge = REGIMES[:1]
+            doubt = 1
         name = figure.removesuffix("-flood")
-        ends = [self.bands[f"{name}/{family}/{regime}"] for regime in knowledge]
+        ends = [self.bands[f"{name}/{family}/{regime}"] for regime in REGIMES[:doubt]]
         low, high = min(low for low, _ in ends), max(high for _, high in ends)
         return low / (1 + model.margin), high * (1 + model.margin)
 
