@@ -99,7 +99,7 @@ def command(
     import uvloop
 
     from dynctl.cli.output import say
-    from dynctl.router.run import run_router
+    from dynctl.router.run import Sockets, run_router
 
     config = build_config(
         engines=engine,
@@ -120,7 +120,7 @@ def command(
         say(f"routing {len(config.engines)} engines with policy {policy}")
         say(f"listening on {scheme}://{config.listen.rpartition(':')[0]}:{port}/v1")
 
-    uvloop.run(run_router(config, str(admin_socket) if admin_socket else None, started))
+    uvloop.run(run_router(config, Sockets(str(admin_socket) if admin_socket else None), started))
 
 
 def build_config(

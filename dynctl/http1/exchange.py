@@ -188,7 +188,8 @@ class Exchange:
         return False
 
     def _closes(self) -> bool:
-        if self._connection.server.is_closing:
+        server = self._connection.server
+        if server.is_closing or server.is_retiring:
             self.must_close = True
         return self.must_close
 

@@ -82,6 +82,9 @@ class Server:
         self.num_rejected: dict[str, int] = {}
         """Requests and connections turned away, by reason."""
         self.is_closing = False
+        self.is_retiring = False
+        """A successor listens: each answer from now on is the last of its connection."""
+        self.idle_timeout_s = limits.idle_timeout_s
         self._loop = asyncio.get_running_loop()
         self.now_s = self._loop.time
         self._listener: asyncio.Server | None = None
@@ -107,6 +110,24 @@ class Server:
     def num_connections(self) -> int:
         """Connections that are open now."""
         return len(self._connections)
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Of the listening sockets."""
+        return [one.fileno() for one in self._listener.sockets] if self._listener else []
+
+    async def retire(self, idle_s: float, limit_s: float) -> None:
+        """Listen no more, yet serve who is connected: each is told with its next answer to connect anew.
+
+        Returns when nobody is left or after `limit_s`; who asks nothing for `idle_s` is let go before.
+        """
+        self.is_retiring = True
+        self.idle_timeout_s = min(self.idle_timeout_s, idle_s)
+        if self._listener is not None:
+            self._listener.close()
+        for connection in self._connections:
+            connection.hurry(self.now_s() + idle_s)
+        await self._wait_until_empty(limit_s)
 
     async def close(self, grace_s: float) -> None:
         """Stop listening, let answers under way end within `grace_s`, then cut what is left."""

@@ -177,6 +177,11 @@ class ServerConnection(asyncio.Protocol):
         """Nothing of a request has arrived and no answer is under way."""
         return self._phase == _HEAD and not self._pending and not self._is_paused
 
+    def hurry(self, deadline_s: float) -> None:
+        """Wait no longer than until then for a next request."""
+        if self.is_idle:
+            self.deadline_s = min(self.deadline_s, deadline_s)
+
     def close_idle(self) -> None:
         """Close politely; only for idle connections."""
         self._phase = _CLOSED
@@ -202,7 +207,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _await_next(self) -> None:
         server = self.server
-        self.deadline_s = server.now_s() + server.limits.idle_timeout_s
+        self.deadline_s = server.now_s() + server.idle_timeout_s
         if self._is_reading_paused:
             self._is_reading_paused = False
             self._transport.resume_reading()

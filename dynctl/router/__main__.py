@@ -10,7 +10,7 @@ import uvloop
 from dynctl.errors import DynctlError, ExitCode, RouterError
 from dynctl.router.config import RouterConfig, parse_config
 from dynctl.router.processes import parse_place
-from dynctl.router.run import run_router, run_sibling
+from dynctl.router.run import Sockets, run_router, run_sibling
 
 log = logging.getLogger("dynctl.router")
 
@@ -20,6 +20,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m dynctl.router", description=__doc__)
     parser.add_argument("--config", required=True, type=Path, help="router configuration, JSON")
     parser.add_argument("--admin-socket", help="Unix socket for /health, /metrics, /decisions")
+    parser.add_argument("--offer", help="Unix socket where a successor can take the port over")
+    parser.add_argument("--take-over", help="the predecessor's --offer: take its port over")
     # What a process is told by the first one of its port.
     parser.add_argument("--process", help=argparse.SUPPRESS)
     parser.add_argument("--books", type=int, default=-1, help=argparse.SUPPRESS)
@@ -39,7 +41,8 @@ def main() -> int:
             place = parse_place(args.process, args.books, args.folder)
             uvloop.run(run_sibling(config, place, args.lifeline))
         else:
-            uvloop.run(run_router(config, args.admin_socket, started))
+            sockets = Sockets(args.admin_socket, args.offer, args.take_over)
+            uvloop.run(run_router(config, sockets, started))
     except DynctlError as error:
         sys.stderr.write(f"error: {error.message}\n")
         if error.hint:

@@ -3,11 +3,15 @@
 import asyncio
 import logging
 import signal
+import socket
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Self
 
 import zmq
 
+from dynctl.errors import RouterError
+from dynctl.http1.handover import Offer, take_over
 from dynctl.http1.server import raise_file_limit
 from dynctl.router.config import RouterConfig
 from dynctl.router.desk import Desk
@@ -21,19 +25,36 @@ from dynctl.router.tokens import load_tokenizer
 log = logging.getLogger("dynctl.router")
 
 
+_LOOK_S = 0.02
+_IDLE_S = 5.0
+"""After a hand-over: a client that asks nothing for so long is let go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """Unix sockets of one router, by path; None: it has none of that kind."""
+
+    admin: str | None = None
+    offer: str | None = None
+    """Where it offers its port to a successor."""
+    predecessor: str | None = None
+    """Where the router whose port it takes over offers it."""
+
+
 class Router:
     """A running router; use it as a context manager. Started means listening."""
 
     def __init__(
         self,
         config: RouterConfig,
-        admin_socket: str | None = None,
+        sockets: Sockets = Sockets(),
         place: Place | None = None,
     ) -> None:
         """`place`: among the processes of one port."""
         self._config = config
         self._place = place
-        self._admin_socket = admin_socket
+        self._sockets = sockets
+        self._offer: Offer | None = None
         self._zmq: zmq.Context[zmq.Socket[bytes]] | None = None
         self._watch: asyncio.Task[None] | None = None
         self.port = 0
@@ -41,10 +62,10 @@ class Router:
         self.desk: Desk
 
     async def __aenter__(self) -> Self:
-        """Open the entrance and begin to watch engines.
+        """Open the entrance and begin to watch engines; a successor first watches, then opens when it can serve.
 
         Raises:
-            RouterError: when tokenizer, certificate or port cannot be used.
+            RouterError: when tokenizer, certificate or port cannot be used, or nobody hands a port over.
             DynctlError: when the policy does not exist.
         """
         config = self._config
@@ -58,21 +79,40 @@ class Router:
         if place is not None:
             desk.books = SharedBooks(place.books, place.process, place.num_processes, desk.workers)
         entrance = Entrance(desk, place)
-        try:
-            if self._admin_socket is not None:
-                await entrance.open_admin(self._admin_socket)
-            self.port = await entrance.open()
-            self._zmq = zmq.Context()
-            self._watch = asyncio.create_task(self._watch_engines(), name="sources")
-        except BaseException:
-            await entrance.close(0.0)
-            await desk.close(0.0)
-            raise
         self._entrance = entrance
+        try:
+            await self._open()
+        except BaseException:
+            await self._close()
+            raise
         return self
+
+    async def _open(self) -> None:
+        entrance, sockets = self._entrance, self._sockets
+        self._zmq = zmq.Context()
+        if sockets.predecessor is None:
+            if sockets.admin is not None:
+                await entrance.open_admin(sockets.admin)
+            self.port = await entrance.open()
+            self._watch = asyncio.create_task(self._watch_engines(), name="sources")
+        else:
+            self._watch = asyncio.create_task(self._watch_engines(), name="sources")
+            # The agent bounds it: a successor that is not ready in time is ended.
+            while not self.desk.can_serve() and not self._watch.done():  # noqa: ASYNC110 - it follows from many things
+                await asyncio.sleep(_LOOK_S)
+            self.port = await entrance.open(await _taken(sockets.predecessor))
+            if sockets.admin is not None:
+                await entrance.open_admin(sockets.admin)
+        if sockets.offer is not None:
+            self._offer = Offer(sockets.offer, entrance.descriptors)
 
     async def __aexit__(self, *_: object) -> None:
         """Cut what is still under way and close everything; `drain` first for a polite end."""
+        await self._close()
+
+    async def _close(self) -> None:
+        if self._offer is not None:
+            self._offer.close()
         await self.desk.close(0.0)
         await self._entrance.close(0.0)
         if self._watch is not None:
@@ -84,7 +124,12 @@ class Router:
             self._zmq.term()
 
     async def drain(self) -> None:
-        """Take no more requests and let those under way end, within the configured time."""
+        """Take no more requests and let those under way end, within the configured time.
+
+        With a successor at the port, clients first go over to it: none is refused.
+        """
+        if self._offer is not None and self._offer.is_taken:
+            await self._entrance.retire(_IDLE_S, self._config.settings.drain_s)
         self.desk.is_draining = True
         await self.desk.close(self._config.settings.drain_s)
 
@@ -112,10 +157,17 @@ class Router:
                 group.create_task(direct.run(), name=f"engine:{engine.id}")
 
 
+async def _taken(predecessor: str) -> list[socket.socket]:
+    try:
+        return await take_over(predecessor)
+    except OSError as error:
+        raise RouterError(f"cannot take the port over at {predecessor}: {error}") from error
+
+
 async def run_router(
-    config: RouterConfig, admin_socket: str | None, started: Callable[[int], None]
+    config: RouterConfig, sockets: Sockets, started: Callable[[int], None]
 ) -> None:
-    """Run until SIGTERM or SIGINT, then drain; a second signal cuts. `started` gets the port once it is open.
+    """Run until SIGTERM or SIGINT, then drain; Ctrl-C again cuts. `started` gets the port once it is open.
 
     Raises:
         DynctlError: when it cannot start.
@@ -124,20 +176,21 @@ async def run_router(
     loop = asyncio.get_running_loop()
     stop, cut = asyncio.Event(), asyncio.Event()
 
-    def on_signal() -> None:
+    def interrupted() -> None:
         (cut if stop.is_set() else stop).set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGINT, interrupted)
+    # Said twice it means no more: an agent that took over from another says it again.
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
     if config.workers == 1:
-        async with Router(config, admin_socket) as router:
+        async with Router(config, sockets) as router:
             started(router.port)
             await _serve(router, stop, cut)
         return
     try:
         async with (
             Processes(config) as processes,
-            Router(processes.config, admin_socket, processes.place) as router,
+            Router(processes.config, Sockets(admin=sockets.admin), processes.place) as router,
         ):
             started(router.port)
             await _first(stop.wait(), router.failed())
@@ -163,7 +216,7 @@ async def run_sibling(config: RouterConfig, place: Place, lifeline: int) -> None
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     loop.add_reader(lifeline, stop.set)
     try:
-        async with Router(config, None, place) as router:
+        async with Router(config, place=place) as router:
             await _serve(router, stop, asyncio.Event())
     finally:
         loop.remove_reader(lifeline)

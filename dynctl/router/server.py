@@ -8,7 +8,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -45,35 +45,35 @@ class Entrance:
         self._siblings = Siblings(place) if place is not None else None
         self._asking: set[asyncio.Task[None]] = set()
         self._keys = Keys(desk.config.api_keys)
+        self._clients: list[Server] = []
         self._servers: list[Server] = []
+        """Beside the clients': of siblings and the admin."""
         self._id_prefix = os.urandom(6).hex()
         self._num_ids = 0
 
-    async def open(self) -> int:
-        """Listen for clients; return the port.
+    async def open(self, taken: Sequence[socket.socket] = ()) -> int:
+        """Listen for clients, on the sockets `taken` over if there are any; return the port.
 
         Raises:
             RouterError: when the place cannot be bound or the certificate not read.
         """
         config = self._desk.config
         host, port = config.host_port
-        limits = ServerLimits(max_body_bytes=config.settings.max_body_bytes)
+        places: list[dict[str, Any]] = [{"sock": one} for one in taken]
         try:
-            where: dict[str, Any] = {"host": host, "port": port}
             if self._place is not None:
-                where = {"sock": listen_together(host, port)}
+                places = [{"sock": listen_together(host, port)}]
                 self._servers.append(await serve(self._on_sibling, path=self._place.own_socket))
-            server = await serve(
-                self._on_client,
-                **where,
-                ssl=server_context(config.server_tls),
-                limits=limits,
-                admit=self._admit,
-            )
+            context = server_context(config.server_tls)
+            limits = ServerLimits(max_body_bytes=config.settings.max_body_bytes)
+            for where in places or [{"host": host, "port": port}]:
+                server = await serve(
+                    self._on_client, **where, ssl=context, limits=limits, admit=self._admit
+                )
+                self._clients.append(server)
         except OSError as error:
             raise bind_error(config, error) from error
-        self._servers.append(server)
-        return server.port
+        return self._clients[0].port
 
     async def open_admin(self, path: str) -> None:
         """Listen on the admin socket.
@@ -86,10 +86,20 @@ class Entrance:
         except OSError as error:
             raise RouterError(f"cannot listen on {path}: {error.strerror or error}") from error
 
+    def descriptors(self) -> list[int]:
+        """Of the clients' listening sockets."""
+        return [one for server in self._clients for one in server.descriptors]
+
+    async def retire(self, idle_s: float, limit_s: float) -> None:
+        """A successor listens: serve who is connected until all have gone over to it, or for `limit_s`."""
+        async with asyncio.TaskGroup() as group:
+            for server in self._clients:
+                group.create_task(server.retire(idle_s, limit_s))
+
     async def close(self, grace_s: float) -> None:
         """Stop listening; answers under way may end within `grace_s`."""
         async with asyncio.TaskGroup() as group:
-            for server in self._servers:
+            for server in (*self._clients, *self._servers):
                 group.create_task(server.close(grace_s))
         if self._asking:
             await asyncio.wait(self._asking)
