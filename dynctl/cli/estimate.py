@@ -37,9 +37,26 @@ class KvDtype(StrEnum):
     FP8 = "fp8"
 
 
+class Weights(StrEnum):
+    """How weights are stored."""
+
+    AUTO = "auto"
+    BF16 = "bf16"
+    FP8 = "fp8"
+    FP8_BLOCK = "fp8-block"
+    INT8 = "int8"
+    INT4 = "int4"
+    NVFP4 = "nvfp4"
+    MXFP4 = "mxfp4"
+
+
 def command(  # noqa: PLR0917 - an option each
     model: Annotated[
-        str, typer.Option("--model", help="A directory, a config.json, or a shipped name (--list).")
+        str,
+        typer.Option(
+            "--model",
+            help="A directory, a config.json, or a published name, as Qwen/Qwen3-32B-FP8.",
+        ),
     ] = "",
     gpu: Annotated[str, typer.Option("--gpu", help="Such as h100-sxm, or a product name.")] = "",
     tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel size.")] = 1,
@@ -68,6 +85,10 @@ def command(  # noqa: PLR0917 - an option each
     engine: Annotated[
         EngineName, typer.Option("--engine", help="Whose constants apply.")
     ] = EngineName.VLLM,
+    weights: Annotated[
+        Weights,
+        typer.Option("--weights", help="How weights are stored; auto: as the name or files say."),
+    ] = Weights.AUTO,
     kv_dtype: Annotated[
         KvDtype,
         typer.Option(
@@ -108,7 +129,11 @@ def command(  # noqa: PLR0917 - an option each
     if not asked or not 0 < asked <= 1e6:
         raise DynctlError("--concurrency and --rate are positive", code=ExitCode.USAGE)
     query = Query(
-        model=open_model(model, kv_bytes(kv_dtype)),
+        model=open_model(
+            model,
+            kv_bytes(kv_dtype),
+            weights="" if weights is Weights.AUTO else weights.value,
+        ),
         spec=find_gpu(gpu),
         parallelism=Parallelism(tp, pp, dp, ep),
         role=Role(role.value),
@@ -130,13 +155,24 @@ def kv_bytes(dtype: KvDtype) -> float | None:
 def find_gpu(gpu: str) -> GpuSpec:
     """The figures of a GPU by name; DynctlError (exit 2) when there are none."""
     from dynctl.core.text import clean
-    from dynctl.planner.peaks import SPECS, spec_named
+    from dynctl.planner.names import alike
+    from dynctl.planner.peaks import SPECS, other_maker, spec_named
 
+    maker = other_maker(gpu)
+    if maker:
+        raise DynctlError(
+            f"{clean(gpu, 60)} is made by {maker}: dynctl finds, plans and starts engines on NVIDIA GPUs only",
+            "name an NVIDIA GPU, as h100-sxm",
+            code=ExitCode.USAGE,
+        )
     found = spec_named(gpu)
     if found is None:
-        known = ", ".join(spec.name for spec in SPECS)
+        names = [spec.name for spec in SPECS]
+        like = alike(gpu, names)
         raise DynctlError(
-            f"no figures for GPU {clean(gpu, 60)}", f"known: {known}", code=ExitCode.USAGE
+            f"no figures for GPU {clean(gpu, 60)}",
+            (f"did you mean {' or '.join(like)}? " if like else "") + f"known: {', '.join(names)}",
+            code=ExitCode.USAGE,
         )
     return found
 

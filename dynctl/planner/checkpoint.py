@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 from dynctl.core.model import Model
 from dynctl.core.text import clean
 from dynctl.errors import PlanError
-from dynctl.planner.model import model_of_files, read_model
+from dynctl.planner.model import Config, model_of_files, read_model
+from dynctl.planner.names import alike, quantised, recognise, unreadable_format
 
 MAX_CONFIG_BYTES = 4 * 1024**2
 MAX_INDEX_BYTES = 64 * 1024**2
@@ -35,38 +37,65 @@ def shipped_config(name: str) -> Mapping[str, Any]:
 
 
 def open_model(
-    where: str, kv_dtype_bytes: float | None = 2.0, shape: Mapping[str, float] | None = None
+    where: str,
+    kv_dtype_bytes: float | None = 2.0,
+    shape: Mapping[str, float] | None = None,
+    weights: str = "",
 ) -> Model:
-    """Read a model from a directory, from a `config.json`, or by a shipped name.
+    """Read a model from a directory, from a `config.json`, or by a published name whose shape ships.
+
+    `weights` is a key of `names.FORMATS` that goes before what the name or the file says.
 
     Raises:
         PlanError: when there is none, or it cannot be read; says what is missing.
     """
     path = Path(where)
     if path.is_dir():
-        return _from_directory(path, kv_dtype_bytes, shape)
+        return _from_directory(path, kv_dtype_bytes, shape, weights)
     if path.is_file():
-        return read_model(_json(path, MAX_CONFIG_BYTES), where, kv_dtype_bytes, shape)
-    name = where.rpartition("/")[2].lower()
-    for known in (name, name.removesuffix("-instruct"), name.removeprefix("meta-")):
-        if known in _shapes():
-            return read_model(_shapes()[known], known, kv_dtype_bytes, shape)
-    raise PlanError(
+        config = _stored(_json(path, MAX_CONFIG_BYTES), weights)
+        return read_model(config, where, kv_dtype_bytes, shape)
+    named = recognise(where, _shapes())
+    unreadable = unreadable_format(where)
+    if unreadable:
+        raise PlanError(
+            f"model {clean(where)}: {unreadable} files are for single machines, and engines here do not serve them",
+            "take a checkpoint in bf16, fp8, int4 (awq, gptq), mxfp4 or nvfp4",
+        )
+    if named is None:
+        raise _unknown(where)
+    stored = weights or named.weights
+    config = _stored(_shapes()[named.shape], stored, named.has_small_cache)
+    found = read_model(config, named.shape, kv_dtype_bytes, shape)
+    is_own = named.shape == where and not weights
+    said = f"config.json of {named.shape}" + (f", weights in {stored}" if stored else "")
+    return found if is_own else replace(found, source=said)
+
+
+def _stored(config: Config, weights: str, has_small_cache: bool = False) -> Config:
+    return quantised(config, weights, has_small_cache) if weights else config
+
+
+def _unknown(where: str) -> PlanError:
+    names = shipped_names()
+    like = alike(where, names)
+    return PlanError(
         f"model {clean(where)}: no such directory or config.json, and no shape of that name ships with dynctl",
-        f"give a path, or one of: {', '.join(shipped_names())}",
+        (f"did you mean {' or '.join(like)}? " if like else "")
+        + f"give a path, or one of: {', '.join(names)}",
     )
 
 
 def _from_directory(
-    path: Path, kv_dtype_bytes: float | None, shape: Mapping[str, float] | None
+    path: Path, kv_dtype_bytes: float | None, shape: Mapping[str, float] | None, weights: str
 ) -> Model:
-    total = index_bytes(path)
+    # The index weighs what is stored, which is not what is asked about.
+    total = index_bytes(path) if not weights else None
     config = path / "config.json"
     if config.is_file():
         try:
-            return read_model(
-                _json(config, MAX_CONFIG_BYTES), str(path), kv_dtype_bytes, shape, total
-            )
+            found = _stored(_json(config, MAX_CONFIG_BYTES), weights)
+            return read_model(found, str(path), kv_dtype_bytes, shape, total)
         except PlanError:
             if not shape or total is None:
                 raise

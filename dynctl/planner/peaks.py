@@ -27,17 +27,18 @@ class GpuSpec:
     """What `topo -m` shows between two cards of an all-to-all board, as NV#."""
     origin: str = ""
     generation: str = ""
-    """`volta`, `ampere`, `ada`, `hopper` or `blackwell`: engines bring other kernels to each."""
+    """`volta`, `turing`, `ampere`, `ada`, `hopper` or `blackwell`: engines bring other kernels to each."""
     fp4_flops: float | None = None
     """None: no 4-bit units; 4-bit weights are computed in 8 or 16 bit."""
 
     @property
     def usable_bytes(self) -> int:
-        """What NVML calls the memory's total: cards with GDDR lose a sixteenth to error correction."""
-        has_soft_ecc = self.name.startswith(("l4", "a10g"))
+        """What NVML calls the memory's total: data-centre cards with GDDR lose a sixteenth to error correction."""
+        has_soft_ecc = self.name in _SOFT_ECC
         return int(self.memory_gb * 2**30 * (0.9375 if has_soft_ecc else 0.995))
 
 
+_SOFT_ECC = {"l4", "l40", "l40s", "a10", "a10g", "a40", "t4"}
 _TFLOPS = 1e12
 _GB_S = 1e9
 _PCIE_GB_S = {3: 16, 4: 32, 5: 64, 6: 128}
@@ -47,9 +48,10 @@ _Row = tuple[str, float, float | None, float, float, float, int, int, str]
 _FP4_TFLOPS = {"b200-sxm": 9000, "b300-sxm": 13500, "gb200": 10000, "gb300": 15000, "rtx-5090": 1676, "rtx-pro-6000": 1871}  # fmt: skip
 _GENERATIONS = (
     ("blackwell", ("b200", "b300", "gb200", "gb300", "rtx-5090", "rtx-pro-6000")),
-    ("hopper", ("h100", "h200")),
-    ("ada", ("l40", "l4", "rtx-4090")),
-    ("ampere", ("a100", "a6000", "a10g")),
+    ("hopper", ("h100", "h200", "h20", "gh200")),
+    ("ada", ("l40", "l4", "rtx-4090", "rtx-6000-ada")),
+    ("ampere", ("a100", "a6000", "a40", "a30", "a10", "rtx-3090")),
+    ("turing", ("t4",)),
     ("volta", ("v100",)),
 )
 
@@ -81,6 +83,8 @@ _ROWS: tuple[_Row, ...] = (
     ("h100-pcie", 756, 1513, 80, 2000, 300, 5, 0, "a, v"),
     ("h100-nvl", 835, 1671, 94, 3900, 300, 5, 0, "v"),
     ("h200-sxm", 989, 1979, 141, 4800, 450, 5, 18, "a, c"),
+    ("h20-sxm", 148, 296, 96, 4000, 450, 5, 18, "v"),
+    ("gh200", 989, 1979, 96, 4000, 450, 5, 18, "v"),
     ("b200-sxm", 2250, 4500, 180, 7700, 900, 5, 18, "a, c, v"),
     ("b300-sxm", 2250, 4500, 270, 7700, 900, 5, 18, "v"),
     ("gb200", 2500, 5000, 185, 8000, 900, 6, 18, "a"),
@@ -89,15 +93,22 @@ _ROWS: tuple[_Row, ...] = (
     ("a100-sxm-40", 312, None, 40, 1555, 300, 4, 12, "a, d"),
     ("a100-pcie-80", 312, None, 80, 1935, 300, 4, 0, "a, v"),
     ("a100-pcie-40", 312, None, 40, 1555, 300, 4, 0, "v"),
+    ("a40", 150, None, 48, 696, 56, 4, 0, "v"),
+    ("a30", 165, None, 24, 933, 100, 4, 0, "v"),
     ("a6000", 155, None, 48, 768, 56, 4, 0, "v"),
     ("l40s", 362, 733, 48, 864, 0, 4, 0, "a, e"),
     ("l40", 181, 362, 48, 864, 0, 4, 0, "v"),
     ("l4", 121, 242, 24, 300, 0, 4, 0, "a"),
+    ("rtx-6000-ada", 364, 728, 48, 960, 0, 4, 0, "v"),
+    ("a10", 125, None, 24, 600, 0, 4, 0, "v"),
     ("a10g", 70, None, 24, 600, 0, 4, 0, "f, v"),
     ("rtx-4090", 165, 330, 24, 1008, 0, 4, 0, "g"),
+    ("rtx-3090", 71, None, 24, 936, 56, 4, 0, "v"),
     ("rtx-5090", 210, 419, 32, 1792, 0, 5, 0, "h"),
     ("rtx-pro-6000", 468, 936, 96, 1597, 0, 5, 0, "a, v"),
+    ("t4", 65, None, 16, 320, 0, 3, 0, "v"),
     ("v100-sxm", 125, None, 32, 900, 150, 3, 2, "d, v"),
+    ("v100-sxm-16", 125, None, 16, 900, 150, 3, 2, "d, v"),
 )
 SPECS = tuple(_spec(row) for row in _ROWS)
 _BY_NAME = {spec.name: spec for spec in SPECS}
@@ -108,10 +119,12 @@ _PATTERNS = (
     (r"gb200", "gb200"),
     (r"b300", "b300-sxm"),
     (r"b200", "b200-sxm"),
+    (r"gh200", "gh200"),
     (r"h200", "h200-sxm"),
+    (r"h20", "h20-sxm"),
     (r"h100nvl|h100.*nvl", "h100-nvl"),
     (r"h100.*pcie", "h100-pcie"),
-    (r"h100|h800|gh200", "h100-sxm"),
+    (r"h100|h800", "h100-sxm"),
     (r"a100.*pcie.*40|a100pcie40", "a100-pcie-40"),
     (r"a100.*pcie", "a100-pcie-80"),
     (r"a100.*40gb|a100.*40", "a100-sxm-40"),
@@ -119,18 +132,40 @@ _PATTERNS = (
     (r"l40s", "l40s"),
     (r"l40", "l40"),
     (r"l4$|l4[^0]", "l4"),
-    (r"a10g?$|a10g", "a10g"),
+    (r"a10g", "a10g"),
+    (r"a10$|a10[^0]", "a10"),
+    (r"a30$|a30[^0]", "a30"),
+    (r"a40$|a40[^0]", "a40"),
+    (r"6000ada", "rtx-6000-ada"),
     (r"rtxpro6000", "rtx-pro-6000"),
-    (r"rtxa6000|a6000", "a6000"),
+    (r"a6000", "a6000"),
+    (r"3090", "rtx-3090"),
     (r"4090", "rtx-4090"),
     (r"5090", "rtx-5090"),
+    (r"v100.*16gb|v100.*16$", "v100-sxm-16"),
     (r"v100", "v100-sxm"),
+    (r"teslat4|^t4$|^nvidiat4$", "t4"),
+)
+
+
+_OTHERS = (
+    (r"\bmi ?\d{2,3}|instinct|radeon|\bamd\b", "AMD"),
+    (r"gaudi|\barc\b|\bb[56]0\b|intel", "Intel"),
+    (r"\btpu", "Google"),
+    (r"trainium|inferentia|\btrn\d|\binf\d", "AWS"),
+    (r"ascend|910[bc]", "Huawei"),
 )
 
 
 def spec_named(name: str) -> GpuSpec | None:
     """Find figures by this table's own name, such as `h100-sxm`, or by a product name."""
     return _BY_NAME.get(name.lower().replace("_", "-")) or find_spec(name)
+
+
+def other_maker(name: str) -> str:
+    """Whose accelerator this is when it is none of NVIDIA's; empty otherwise."""
+    text = name.lower().replace("_", " ").replace("-", " ")
+    return next((maker for pattern, maker in _OTHERS if re.search(pattern, text)), "")
 
 
 def find_spec(gpu_name: str) -> GpuSpec | None:

@@ -39,9 +39,9 @@ def _fp8_block(rows: int, columns: int) -> Format:
     return Format("fp8-block", 1.0 + 4 / max(1, rows * columns))
 
 
-def _integer(bits: int, group: int) -> Format:
-    """Integer weights with one 16-bit scale and a zero point per group; group -1 is a whole row."""
-    scales = (2 + bits / 8) / group if group > 0 else 0.001
+def _integer(bits: int, group: int, has_zeros: bool = True) -> Format:
+    """Integer weights with one 16-bit scale and maybe a zero point per group; group -1 is a whole row."""
+    scales = (2 + (bits / 8 if has_zeros else 0)) / group if group > 0 else 0.001
     return Format(f"int{bits}", bits / 8 + scales)
 
 
@@ -121,8 +121,8 @@ def _format(method: str, quant: Config) -> Format | None:
 
 def _from_groups(quant: Config) -> Format | None:
     """The first weight group of compressed-tensors and newer ModelOpt files."""
-    for group in (quant.get("config_groups") or {}).values():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
+    for entry in (quant.get("config_groups") or {}).values():
+        weights = entry.get("weights") if isinstance(entry, Mapping) else None
         if not isinstance(weights, Mapping):
             continue
         bits, size = weights.get("num_bits"), weights.get("group_size")
@@ -135,7 +135,8 @@ def _from_groups(quant: Config) -> Format | None:
                 return _fp8_block(int(block[0]), int(block[1]))
             return FP8
         if bits in {4, 8}:
-            return _integer(int(bits), size if isinstance(size, int) else 128 if bits == 4 else -1)
+            group = size if isinstance(size, int) else 128 if bits == 4 else -1
+            return _integer(int(bits), group, has_zeros=weights.get("symmetric") is False)
     return None
 
 

@@ -16,7 +16,7 @@ from dynctl.planner.checkpoint import open_model
 from dynctl.planner.closed_loop import Loop, Pair, run_loop, run_pair
 from dynctl.planner.estimate import DeclaredPace, Layout, Side, hit_ratio, serve
 from dynctl.planner.fitting import Unknown, fit, solve
-from dynctl.planner.peaks import spec_named
+from dynctl.planner.peaks import SPECS, find_spec, spec_named
 from dynctl.planner.pricing import Query, price_engine
 from dynctl.planner.roofline import Engine, group_link, load_of
 
@@ -275,6 +275,30 @@ def test_the_command_refuses_with_a_reason_and_exit_4(capsys):
     assert code == 4
     assert found["feasible"] is False
     assert "short" in found["reason"]
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("H200_SXM", "h200-sxm"), ("h20", "h20-sxm"), ("GH200", "gh200"), ("NVIDIA H100 PCIe", "h100-pcie"), ("a100", "a100-sxm-80"),
+        ("NVIDIA A100-SXM4-40GB", "a100-sxm-40"), ("NVIDIA A10", "a10"), ("NVIDIA A10G", "a10g"), ("rtx4090", "rtx-4090"),
+        ("NVIDIA RTX A6000", "a6000"), ("NVIDIA A40", "a40"), ("Tesla V100-SXM2-16GB", "v100-sxm-16"), ("l40s", "l40s"), ("Tesla T4", "t4"),
+    ],
+)  # fmt: skip
+def test_gpus_go_by_their_short_and_product_names(said, meant):
+    assert spec_named(said).name == meant
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_each_table_row_is_found_by_its_own_name_and_halves_8_bit(spec):
+    assert spec_named(spec.name) is spec
+    assert find_spec(f"NVIDIA {spec.name}").generation == spec.generation
+    assert spec.fp8_flops is None or spec.fp8_flops == pytest.approx(2 * spec.bf16_flops, rel=0.02)
+
+
+def test_accelerators_of_others_are_refused_by_their_maker(capsys):
+    assert run(["estimate", "--model", "llama-3.1-8b", "--gpu", "mi300x", "--rate", "1"]) == 2
+    assert "AMD" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 from dynctl.errors import PlanError
 from dynctl.planner.checkpoint import open_model, shipped_config, shipped_names
 from dynctl.planner.model import read_model
+from dynctl.planner.names import FORMATS
 
 # Billions of parameters, as the safetensors headers of the published checkpoints sum up; models whose checkpoint also
 # holds layers for speculative decoding (DeepSeek, GLM, MiniMax) as their makers count without them.
@@ -19,7 +20,12 @@ PUBLISHED = {
     "mixtral-8x7b": 46.703, "mixtral-8x22b": 140.630, "deepseek-v3": 671.026, "kimi-k2": 1026.41, "gpt-oss-20b": 20.915,
     "gpt-oss-120b": 116.829, "gemma-2-2b": 2.614, "gemma-2-9b": 9.242, "gemma-2-27b": 27.227, "gemma-3-4b": 4.300,
     "gemma-3-12b": 12.187, "gemma-3-27b": 27.432, "phi-2": 2.780, "phi-3-mini": 3.821, "phi-4": 14.660,
-    "phi-3.5-moe": 41.873, "glm-4.5": 352.8, "glm-4.5-air": 106.85, "minimax-m2": 228.7,
+    "phi-3.5-moe": 41.873, "glm-4.5": 352.8, "glm-4.5-air": 106.85, "minimax-m2": 228.7, "llama-2-7b": 6.738,
+    "llama-2-13b": 13.016, "llama-2-70b": 68.977, "codellama-34b": 33.744, "tinyllama-1.1b": 1.100, "yi-6b": 6.061,
+    "yi-34b": 34.389, "qwen2.5-1.5b": 1.544, "qwen2.5-3b": 3.086, "qwen2.5-14b": 14.770, "qwen2-57b-a14b": 57.409,
+    "qwen3-1.7b": 1.7206, "ministral-8b": 8.020, "mistral-small-22b": 22.247, "mistral-large-123b": 122.610,
+    "deepseek-v2": 235.741, "deepseek-v2-lite": 15.706, "kimi-k2.5": 1026.41, "gemma-3-1b": 1.000,
+    "phi-3-medium": 13.960, "phi-4-mini": 3.836, "glm-4-9b": 9.400, "glm-4-32b": 32.566,
 }  # fmt: skip
 ACTIVE = {"llama-4-scout": 17, "mixtral-8x7b": 12.9, "qwen3-235b-a22b": 22.2, "deepseek-v3": 37.5, "kimi-k2": 32.9, "gpt-oss-120b": 5.7, "glm-4.5": 33.6}  # fmt: skip
 
@@ -87,7 +93,8 @@ def test_each_way_to_name_a_module_is_understood(entry, spared):
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4", 0.5625),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, "int4", 0.5195),
         ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "int4", 0.578),
-        ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}}}, "int4", 0.578),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}}}, "int4", 0.5625),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 4, "type": "int", "group_size": 32, "symmetric": False}}}}, "int4", 0.578),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 8, "type": "float"}}}}, "fp8", 1.0),
         ({"quantization": {"quant_algo": "FP8"}}, "fp8", 1.0),
     ],
@@ -151,6 +158,96 @@ def test_damaged_files_are_named(tmp_path, content):
 
     with pytest.raises(PlanError, match=r"config\.json"):
         open_model(str(tmp_path))
+
+
+# Gigabytes as the safetensors indexes of these checkpoints sum up.
+NAMES = [
+    ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b", 16.06),
+    ("meta-llama/Meta-Llama-3-8B", "llama-3.1-8b", 16.06),
+    ("nvidia/Llama-3.3-70B-Instruct-FP8", "llama-3.1-70b", 72.7),
+    ("hugging-quants/Meta-Llama-3.1-405B-Instruct-AWQ-INT4", "llama-3.1-405b", 217),
+    ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", "llama-3.1-8b", 5.7),
+    ("RedHatAI/Meta-Llama-3.1-70B-Instruct-quantized.w8a8", "llama-3.1-70b", 72.7),
+    ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.1-70b", 72.7),
+    ("TheBloke/Mixtral-8x7B-Instruct-v0.1-GPTQ", "mixtral-8x7b", 24.5),
+    ("unsloth/Llama-3.2-3B-Instruct-bnb-4bit", "llama-3.2-3b", 2.25),
+    ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "qwen3-235b-a22b-fp8", 236.4),
+    ("Qwen/Qwen3_32B", "qwen3-32b", 65.5),
+    ("nvidia/Qwen3-32B-NVFP4", "qwen3-32b", 20.7),
+    ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", "qwen2.5-72b", 41.6),
+    ("Qwen/QwQ-32B", "qwen2.5-32b", 65.5),
+    ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "llama-3.1-70b", 141.1),
+    ("deepseek-ai/DeepSeek-V3.1", "deepseek-v3", 673),
+    ("nvidia/DeepSeek-R1-0528-FP4-v2", "deepseek-r1", 397),
+    ("moonshotai/Kimi-K2-Thinking", "kimi-k2.5", 594),
+    ("moonshotai/Kimi-K2-Instruct", "kimi-k2", 1029),
+    ("openai/gpt-oss-120b", "gpt-oss-120b", 65.2),
+    ("google/gemma-3-27b-it", "gemma-3-27b", 54.8),
+    ("microsoft/Phi-3.5-MoE-instruct", "phi-3.5-moe", 83.7),
+    ("microsoft/Phi-4-mini-instruct", "phi-4-mini", 7.67),
+    ("microsoft/phi-4", "phi-4", 29.3),
+    ("zai-org/GLM-4.5-Air-FP8", "glm-4.5-air", 108),
+    ("zai-org/GLM-4.6", "glm-4.5", 706),
+    ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", "mistral-small-24b", 47.1),
+    ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3", 14.5),
+    ("meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8", "llama-4-maverick", 404),
+    ("MiniMaxAI/MiniMax-M2.5", "minimax-m2", 230),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "shape", "gigabytes"), NAMES)
+def test_published_names_mean_their_shape_and_format(name, shape, gigabytes):
+    found = open_model(name, None)
+
+    assert found.name == shape
+    assert found.weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nvidia/Llama-3_3-Nemotron-Super-49B-v1", "deepseek-ai/DeepSeek-V3.2-Exp", "meta-llama/Llama-3.2-11B-Vision",
+        "google/gemma-3n-E4B-it", "mistralai/Mistral-Large-3-675B-Instruct-2512", "zai-org/GLM-4.5V", "openai/gpt-2",
+    ],
+)  # fmt: skip
+def test_other_architectures_of_a_known_family_are_not_taken_for_it(name):
+    with pytest.raises(PlanError, match="no shape of that name"):
+        open_model(name)
+
+
+def test_formats_of_single_machines_are_refused_by_name():
+    with pytest.raises(PlanError, match="gguf"):
+        open_model("bartowski/Llama-3.2-3B-Instruct-GGUF")
+
+
+def test_every_shape_is_meant_by_its_own_name():
+    assert {open_model(name).name for name in shipped_names()} == set(shipped_names())
+
+
+def test_a_near_miss_is_told_first():
+    with pytest.raises(PlanError) as caught:
+        open_model("Qwen/Qwen3-23B")
+
+    assert (caught.value.hint or "").startswith("did you mean qwen3-32b")
+
+
+@pytest.mark.parametrize("weights", FORMATS)
+def test_weights_may_be_asked_in_another_format(weights, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(shipped_config("llama-3.1-8b")))
+    (tmp_path / "a.safetensors").write_bytes(b"x" * 4096)
+
+    named = open_model("llama-3.1-8b", weights=weights)
+
+    assert named.part("mlp").format == weights
+    for where in (tmp_path, tmp_path / "config.json"):
+        assert open_model(str(where), weights=weights).weight_bytes == named.weight_bytes
+
+
+def test_mla_in_4_bit_keeps_attention_as_it_was():
+    found = open_model("nvidia/DeepSeek-R1-NVFP4", None)
+
+    assert (found.part("attention").format, found.part("experts").format) == ("bf16", "nvfp4")
+    assert found.kv_bytes_per_token == 35_136
 
 
 def test_a_wrong_name_lists_the_right_ones():
