@@ -1,7 +1,7 @@
 """Describe many hosts over real SSH handshakes: servers in one process of this machine, each with tools of its own.
 
-Four of them are ill: one cannot be reached, the driver of one hangs, the login shell of one talks, one drops the
-connection half-way. Prints what a user waits and what memory it takes; ends with 1 when a bound is missed.
+Four of them are ill: one never says a word, so that it takes its whole time limit, the driver of one hangs, the login
+shell of one talks, one drops the connection half-way. Prints what a user waits and what memory it takes; ends with 1 when a bound is missed.
 
     .venv/bin/python benchmarks/discover_hosts.py [--hosts 64] [--well]
 """
@@ -76,7 +76,8 @@ async def serve(names: list[str], folder: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         for number, name in enumerate(names):
             if name == "unreachable":
-                ports[name] = _closed_port()
+                silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+                ports[name] = silent.getsockname()[1]
                 continue
             place = tools(folder, number, name)
             server = await asyncssh.listen(
@@ -94,12 +95,6 @@ async def serve(names: list[str], folder: Path) -> None:
         (folder / "known_hosts").write_text("".join(lines))
         print(json.dumps(ports), flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-
-
-def _closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _shell(name: str, place: Path):

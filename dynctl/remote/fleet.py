@@ -26,7 +26,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class Fleet:
-    """The hosts of a run; one that could not be reached is there as its error."""
+    """The hosts of a run, as they come in; one that could not be reached is there as its error.
+
+    Nobody waits for a host but who wants something of it: a silent one takes its whole time limit to say nothing.
+    """
 
     def __init__(
         self,
@@ -35,24 +38,52 @@ class Fleet:
         parallel: int = 32,
     ) -> None:
         self.entries = tuple(entries)
-        self._remotes = dict(remotes)
+        self._remotes: dict[str, Remote | DynctlError] = {}
+        self._came = {entry.name: asyncio.Event() for entry in entries}
+        self._fault: Exception | None = None
         self._parallel = parallel
+        for name, remote in remotes.items():
+            self.settle(name, remote)
 
-    @property
-    def errors(self) -> dict[str, DynctlError]:
-        """The hosts that could not be reached, and why."""
-        return {n: r for n, r in self._remotes.items() if isinstance(r, DynctlError)}
+    def settle(self, name: str, remote: Remote | DynctlError) -> None:
+        """Tell that a host is connected, or why it is not."""
+        self._remotes[name] = remote
+        self._came[name].set()
+
+    def give_up(self, fault: Exception) -> None:
+        """Tell that no further host comes, because connecting itself failed; whoever waits is raised this."""
+        self._fault = fault
+        for came in self._came.values():
+            came.set()
+
+    async def reach(self, name: str) -> Remote:
+        """Return a host's remote as soon as it is connected.
+
+        Raises:
+            DynctlError: when the host cannot be reached.
+        """
+        await self._came[name].wait()
+        if self._fault is not None and name not in self._remotes:
+            raise self._fault
+        return self.remote(name)
 
     def remote(self, name: str) -> Remote:
-        """Return a host's remote.
+        """Return the remote of a host that `map` or `reach` has been through.
 
         Raises:
             DynctlError: when the host could not be reached; the reason it had then.
+            KeyError: while it is still being connected, or is no host of this fleet.
         """
         remote = self._remotes[name]
         if isinstance(remote, DynctlError):
             raise remote
         return remote
+
+    async def close(self) -> None:
+        """Close the connections there are."""
+        for remote in self._remotes.values():
+            if not isinstance(remote, DynctlError):
+                await remote.close()
 
     async def map(
         self,
@@ -62,7 +93,7 @@ class Fleet:
     ) -> dict[str, T | DynctlError]:
         """Do the same on many hosts and return every host's result or error, in inventory order.
 
-        Errors other than DynctlError are mistakes of `work` and end the whole call.
+        Each begins as soon as its host is connected; `timeout_s` counts from there. Errors other than DynctlError are mistakes of `work` and end the whole call.
         """
         wanted = None if hosts is None else set(hosts)
         entries = [entry for entry in self.entries if wanted is None or entry.name in wanted]
@@ -70,7 +101,7 @@ class Fleet:
 
         async def one(entry: HostEntry) -> T | DynctlError:
             try:
-                remote = self.remote(entry.name)
+                remote = await self.reach(entry.name)
                 async with slots, asyncio.timeout(timeout_s):
                     return await work(entry, remote)
             except TimeoutError:
@@ -85,27 +116,49 @@ class Fleet:
 async def open_fleet(
     entries: Sequence[HostEntry], ssh: SshSettings, confirm: Confirm | None = None
 ) -> AsyncIterator[Fleet]:
-    """Connect to all hosts at once and close every connection at the end.
+    """Begin to connect to all hosts at once, and close every connection at the end.
 
-    Hosts that cannot be reached are in `Fleet.errors`. New host keys: with `host_keys: accept-new` they are added to
-    known_hosts and logged; otherwise `confirm` is asked once about all of them, and without it they are refused.
+    New host keys: with `host_keys: accept-new` they are added to known_hosts and logged; otherwise `confirm` is asked
+    once about all of them, when every other host has answered, and without it they are refused.
     """
     connector = _connector(ssh) if any(not entry.is_local for entry in entries) else None
-    remotes: dict[str, Remote | DynctlError] = {}
+    fleet = Fleet(entries, {}, ssh.parallel)
+    connecting = asyncio.create_task(_connect(fleet, ssh, connector, confirm), name="fleet")
     try:
-        waiting = list(entries)
-        for _ in range(MAX_ROUNDS):
-            remotes |= await _each(waiting, lambda entry: _open(entry, connector))
-            waiting = await _accept(entries, remotes, ssh, confirm)
-            if not waiting:
-                break
-        yield Fleet(entries, remotes, ssh.parallel)
+        yield fleet
     finally:
-        for remote in remotes.values():
-            if not isinstance(remote, DynctlError):
-                await remote.close()
+        connecting.cancel()
+        await asyncio.wait([connecting])
+        await fleet.close()
         if connector is not None:
             await connector.close()
+
+
+async def _connect(
+    fleet: Fleet, ssh: SshSettings, connector: "Connector | None", confirm: Confirm | None
+) -> None:
+    """Fill the fleet; hosts with new keys come when those are accepted, which may show more of them behind."""
+
+    async def one(entry: HostEntry) -> UnknownKeyError | None:
+        remote = await _open(entry, connector)
+        if isinstance(remote, UnknownKeyError):
+            return remote
+        fleet.settle(entry.name, remote)
+        return None
+
+    waiting = fleet.entries
+    try:
+        for _ in range(MAX_ROUNDS):
+            answers = await _each(waiting, one)
+            refused = {name: error for name, error in answers.items() if error is not None}
+            accepted = bool(refused) and await _accept(refused.values(), ssh, confirm)
+            waiting = tuple(entry for entry in waiting if entry.name in refused)
+            if not accepted:
+                break
+        for entry in waiting:
+            fleet.settle(entry.name, refused[entry.name])
+    except Exception as error:  # noqa: BLE001 - raised where hosts are waited for
+        fleet.give_up(error)
 
 
 def _connector(ssh: SshSettings) -> "Connector":
@@ -128,26 +181,20 @@ async def _open(entry: HostEntry, connector: "Connector | None") -> Remote | Dyn
 
 
 async def _accept(
-    entries: Sequence[HostEntry],
-    remotes: Mapping[str, Remote | DynctlError],
-    ssh: SshSettings,
-    confirm: Confirm | None,
-) -> list[HostEntry]:
-    """Settle new host keys and return the hosts to try again."""
-    new = {n: r.new for n, r in remotes.items() if isinstance(r, UnknownKeyError)}
-    if not new:
-        return []
-    keys = _distinct(new.values())
+    refused: Iterable[UnknownKeyError], ssh: SshSettings, confirm: Confirm | None
+) -> bool:
+    """Settle new host keys; whether they are known from now on."""
+    keys = _distinct(error.new for error in refused)
     if ssh.host_keys == "accept-new":
         for key in keys:
             _LOG.warning(
                 "new host key of %s accepted: %s %s", key.name, key.key.kind, key.key.fingerprint
             )
     elif confirm is None or not await confirm(keys):
-        return []
+        return False
     known_hosts = KnownHosts(Path(ssh.known_hosts).expanduser())  # noqa: ASYNC240 - reads $HOME only
     await asyncio.to_thread(known_hosts.add, [(k.host, k.port, k.key) for k in keys])
-    return [entry for entry in entries if entry.name in new]
+    return True
 
 
 def _distinct(keys: Iterable[NewHostKey]) -> list[NewHostKey]:

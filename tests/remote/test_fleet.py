@@ -78,6 +78,52 @@ def test_not_more_hosts_than_allowed_are_at_work_at_a_time():
     assert most == 4
 
 
+def test_work_on_one_host_does_not_wait_for_the_connection_to_another():
+    async def main():
+        fleet = Fleet(ENTRIES[:2], {"a": FakeRemote("a")})
+        done = asyncio.Event()
+
+        async def work(entry, remote):
+            if entry.name == "a":
+                done.set()
+            return entry.name
+
+        running = asyncio.create_task(fleet.map(work))
+        await done.wait()
+        assert not running.done()
+        fleet.settle("b", ConnectError("b: no answer"))
+        return await running
+
+    results = asyncio.run(main())
+
+    assert results["a"] == "a"
+    assert results["b"].message == "b: no answer"
+
+
+def test_a_mistake_while_connecting_is_raised_to_whoever_waits(sshd, home):
+    async def fail(keys):
+        return 1 / 0
+
+    async def main():
+        async with sshd.running(), open_fleet([home.entry(sshd)], home.settings(), fail) as opened:
+            await opened.map(lambda _, remote: remote.run(Command(("true",))))
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(main())
+
+
+def test_leaving_before_a_silent_host_has_answered_does_not_wait_for_it(home):
+    async def main():
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            entries = [HostEntry("silent", "127.0.0.1", port=port), HostEntry("here", "local")]
+            async with open_fleet(entries, home.settings(connect_timeout_s=600)) as opened:
+                return (await opened.reach("here")).name
+
+    assert asyncio.run(main()) == "here"
+
+
 def test_cancelling_the_whole_cancels_every_host():
     seen = []
 
@@ -103,8 +149,9 @@ def test_local_hosts_need_no_ssh(home):
     async def main():
         entry = HostEntry("here", "local")
         async with open_fleet([entry], SshSettings()) as opened:
-            done = await opened.remote("here").run(Command(("echo", "hi")))
-            return done.stdout, opened.remote("here").home
+            remote = await opened.reach("here")
+            done = await remote.run(Command(("echo", "hi")))
+            return done.stdout, remote.home
 
     assert asyncio.run(main()) == (b"hi\n", str(home.path))
 
@@ -119,9 +166,8 @@ def test_sick_hosts_do_not_hide_the_healthy_ones(sshd, home):
                 HostEntry("here", "local"),
             ]
             async with open_fleet(entries, home.settings()) as opened:
-                assert list(opened.errors) == ["gone"]
                 with pytest.raises(ConnectError, match="cannot resolve"):
-                    opened.remote("gone")
+                    await opened.reach("gone")
                 results = await opened.map(lambda e, r: r.run(Command(("echo", e.name))))
                 return {n: getattr(r, "stdout", None) for n, r in results.items()}
 
@@ -144,8 +190,8 @@ def test_a_dead_jump_host_is_tried_once_for_all_hosts_behind_it(home):
             entries = [HostEntry(f"h{i}", "10.0.0.1", jump=jump) for i in range(10)]
             settings = home.settings(connect_timeout_s=0.5)
             async with open_fleet(entries, settings) as opened:
-                await asyncio.sleep(0.05)
-                return list(opened.errors.values())
+                answers = await opened.map(lambda _, remote: remote.run(Command(("true",))))
+                return list(answers.values())
 
     started_s = time.monotonic()
     errors = asyncio.run(main())
@@ -190,9 +236,10 @@ def test_runs_on_this_machine_alone_never_load_the_ssh_library():
         "from dynctl.remote.fleet import open_fleet\n"
         "async def main():\n"
         "    async with open_fleet([HostEntry('here', 'local')], SshSettings()) as fleet:\n"
-        "        print(sorted(fleet.errors), 'asyncssh' in sys.modules)\n"
+        "        remote = await fleet.reach('here')\n"
+        "        print(remote.name, 'asyncssh' in sys.modules)\n"
         "asyncio.run(main())\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
 
-    assert done.stdout == b"[] False\n"
+    assert done.stdout == b"here False\n"

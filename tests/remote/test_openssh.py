@@ -88,7 +88,7 @@ def reached(tmp_path, home):
             serving = asyncio.create_task(server.serve())
             try:
                 async with open_fleet([server.entry], home.settings()) as fleet:
-                    return await work(fleet.remote("real"), server)
+                    return await work(await fleet.reach("real"), server)
             finally:
                 serving.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

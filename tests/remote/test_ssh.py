@@ -18,7 +18,7 @@ async def reached(sshd, home, **changes):
     async with sshd.running():
         home.known(sshd)
         async with open_fleet([home.entry(sshd, **changes)], home.settings()) as fleet:
-            yield fleet.remote("h1")
+            yield await fleet.reach("h1")
 
 
 def with_remote(sshd, home, work, **changes):
@@ -328,7 +328,8 @@ def test_a_frozen_link_is_noticed_and_the_outcome_is_unknown(sshd, home):
             known = f"[127.0.0.1]:{port} {sshd.host_key.export_public_key().decode()}"
             (home.ssh / "known_hosts").write_text(known)
             async with proxy, open_fleet([entry], home.settings(keepalive_s=0.2)) as fleet:
-                running = asyncio.create_task(fleet.remote("h1").run(Command(("sleep", "60"))))
+                remote = await fleet.reach("h1")
+                running = asyncio.create_task(remote.run(Command(("sleep", "60"))))
                 while len(sshd.children) < 2:
                     await asyncio.sleep(0.01)
                 for task in pipes:

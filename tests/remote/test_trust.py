@@ -6,13 +6,14 @@ import pytest
 
 from dynctl.core.command import Command
 from dynctl.core.inventory import HostEntry
-from dynctl.errors import ConnectError, ExitCode, TrustError
+from dynctl.errors import ConnectError, DynctlError, ExitCode, TrustError
 from dynctl.remote.fleet import open_fleet
 
 
 async def errors_of(entries, settings, confirm=None):
     async with open_fleet(entries, settings, confirm) as fleet:
-        return fleet.errors
+        answers = await fleet.map(lambda _, remote: remote.run(Command(("true",))))
+        return {name: answer for name, answer in answers.items() if isinstance(answer, DynctlError)}
 
 
 async def one_error(sshd, home, confirm=None, settings=None, **changes):
@@ -250,7 +251,7 @@ def test_no_agent_and_no_display_is_ever_forwarded(sshd, home):
             home.known(sshd)
             (home.ssh / "config").write_text("Host *\n ForwardAgent yes\n ForwardX11 yes\n")
             async with open_fleet([home.entry(sshd)], home.settings()) as fleet:
-                await fleet.remote("h1").run(Command(("true",)))
+                await (await fleet.reach("h1")).run(Command(("true",)))
                 seen.extend(conn.get_agent_path() for conn in sshd.connections)
 
     asyncio.run(main())
@@ -274,7 +275,6 @@ def test_a_jump_host_is_opened_once_and_every_hop_checks_its_own_key(sshd, secon
                 home.entry(third, "gpu-02", jump="bastion"),
             ]
             async with open_fleet(entries, home.settings()) as fleet:
-                assert fleet.errors == {}
                 command = Command(("echo", "hi"))
                 done = await fleet.map(lambda entry, remote: remote.run(command))
             return {name: result.stdout for name, result in done.items()}
