@@ -51,6 +51,7 @@ class EngineWish:
     """RDMA devices next to the GPUs, for UCX."""
     max_model_len_tokens: int | None = None
     max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
     block_size_tokens: int | None = None
     gpu_memory_utilization: float | None = None
     args: tuple[tuple[str, str], ...] = ()
@@ -131,6 +132,8 @@ class AgentStatus:
     pid: int
     started_unix_s: float
     units: tuple[UnitStatus, ...] = ()
+    asides: tuple[UnitStatus, ...] = ()
+    """Processes beside a unit of theirs: successors not ready yet, predecessors that end."""
     degraded: tuple[str, ...] = ()
     """What the agent itself cannot do at the moment, e.g. write its state."""
     protocol_version: int = PROTOCOL_VERSION

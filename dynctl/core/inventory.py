@@ -117,6 +117,8 @@ class Limits:
     max_num_seqs: int | None = None
     gpu_memory_utilization: float = 0.9
     block_size_tokens: int | None = None
+    max_num_batched_tokens: int | None = None
+    """Tokens one step computes at most; prompts beside running requests come in pieces of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,12 +51,21 @@ class Replica:
     """Nearest RDMA devices, for UCX."""
 
 
+ENGINE_DEFAULT = "default of the engine, which is not told"
+"""Source of a figure that the plan only counts with: the engine takes what it takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sourced:
     """A figure and how it was got: `measured`, `modelled`, `declared` or `default`, with detail."""
 
     value: float
     source: str
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the engine is started with it."""
+        return self.source != ENGINE_DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,8 @@ class Pool:
     parallelism: Parallelism
     replicas: tuple[Replica, ...]
     memory: MemorySheet | None = None
+    max_num_batched_tokens: Sourced | None = None
+    """Tokens one step of an engine computes at most; longer prompts are computed in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +135,9 @@ class PlannedDeployment:
     router: RouterPlan
     max_model_len_tokens: Sourced | None = None
     max_num_seqs: Sourced | None = None
+    gpu_memory_utilization: Sourced | None = None
+    """Share of each GPU's memory an engine takes; None: it has no GPU."""
+    block_size_tokens: Sourced | None = None
     estimate: Estimate | None = None
     verdict: str = ""
     """`single engine`, `replicas with KV routing` or `prefill/decode`, and why."""

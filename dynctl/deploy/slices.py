@@ -89,7 +89,7 @@ def tls_names(slice_: HostSlice) -> list[str]:
 def _engine(
     plan: Plan, planned: PlannedDeployment, pool: Pool, replica: Replica, wish: DeploymentWish
 ) -> EngineWish:
-    spec, limits = wish.engine, wish.limits
+    spec = wish.engine
     urls = dict(zip((r.id for r in _replicas(planned)), spec.urls, strict=False))
     host = next(h for h in plan.hosts if h.name == replica.host_name)
     return EngineWish(
@@ -110,8 +110,9 @@ def _engine(
         nics=replica.nics,
         max_model_len_tokens=_whole(planned.max_model_len_tokens),
         max_num_seqs=_whole(planned.max_num_seqs),
-        block_size_tokens=limits.block_size_tokens,
-        gpu_memory_utilization=limits.gpu_memory_utilization if spec.device == "gpu" else None,
+        max_num_batched_tokens=_whole(pool.max_num_batched_tokens),
+        block_size_tokens=_whole(planned.block_size_tokens),
+        gpu_memory_utilization=_told(planned.gpu_memory_utilization),
         args=spec.args,
         env=tuple((name, _reference(planned.name, name, value)) for name, value in spec.env),
         kv_transfer=replica.role is not Role.AGGREGATED,
@@ -209,8 +210,14 @@ def _replicas(planned: PlannedDeployment) -> tuple[Replica, ...]:
     return tuple(replica for pool in planned.pools for replica in pool.replicas)
 
 
+def _told(figure: Sourced | None) -> float | None:
+    """What an engine is started with; None: it decides by itself."""
+    return figure.value if figure is not None and figure.is_told else None
+
+
 def _whole(figure: Sourced | None) -> int | None:
-    return None if figure is None else int(figure.value)
+    value = _told(figure)
+    return None if value is None else int(value)
 
 
 def listens_openly(slice_: HostSlice) -> list[str]:

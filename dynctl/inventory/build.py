@@ -113,6 +113,7 @@ def _deployment(part: DeploymentPart) -> DeploymentWish:
             limits.max_num_seqs,
             limits.gpu_memory_utilization,
             limits.block_size_tokens,
+            limits.max_num_batched_tokens,
         ),
         router=RouterWish(
             router.host,

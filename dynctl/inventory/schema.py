@@ -258,6 +258,8 @@ class LimitsPart(_Part):
     """Share of each GPU's memory an engine may take."""
     block_size_tokens: Annotated[Int, Field(ge=1, le=1024)] | None = None
     """Tokens in one KV block."""
+    max_num_batched_tokens: Annotated[Int, Field(ge=1)] | None = None
+    """Tokens one step of an engine computes at most; longer prompts are computed in pieces."""
 
 
 class RouterPart(_Part):

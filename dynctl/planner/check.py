@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 from dynctl.core.hardware import GpuState, Host, Topology
 from dynctl.core.inventory import DeploymentWish, Inventory
 from dynctl.core.model import Model
-from dynctl.core.plan import MemorySheet, Plan, PlannedDeployment, Pool, Replica, Role
+from dynctl.core.plan import MemorySheet, Plan, PlannedDeployment, Pool, Replica, Role, Sourced
 from dynctl.core.text import is_name
 from dynctl.core.units import format_bytes
 from dynctl.errors import PlanError
 from dynctl.planner.digest import digest_of, with_digest
 from dynctl.planner.engines import Need, cpu_room, need_of
+from dynctl.planner.limits import block_size, max_num_seqs, room_of, simulated_batched_tokens
 from dynctl.planner.memory import legal_tp, sheet
-from dynctl.planner.options import needed_tokens, room_of
+from dynctl.planner.options import needed_tokens
 from dynctl.planner.placement import Group, kind_of, natural, port_space
 from dynctl.planner.transfer import Fabric
 from dynctl.planner.verdict import judge, price
@@ -255,7 +256,11 @@ def _sheet(
     if need is not Need.GPUS:
         return None
     sizes = [gpu.memory_bytes for group in _groups(ground, pool) for gpu in group.gpus]
-    return sheet(model, pool.parallelism, room_of(wish, min(sizes))) if sizes else None
+    if not sizes:
+        return None
+    batched = pool.max_num_batched_tokens
+    tokens = None if batched is None else int(batched.value)
+    return sheet(model, pool.parallelism, room_of(wish, min(sizes), tokens))
 
 
 def _groups(ground: _Ground, pool: Pool) -> list[Group]:
@@ -271,6 +276,7 @@ def _groups(ground: _Ground, pool: Pool) -> list[Group]:
 def _priced(ground: _Ground, planned: PlannedDeployment) -> PlannedDeployment:
     """The deployment with memory, estimate and verdict as they are now; its other reasons stay."""
     wish, model = ground.wishes[planned.name], ground.models.get(planned.name)
+    planned = _told_what_was_edited(planned, wish)
     pools = tuple(replace(pool, memory=_sheet(ground, wish, pool, model)) for pool in planned.pools)
     groups: dict[Role, list[Group]] = {}
     for pool in pools:
@@ -290,9 +296,33 @@ def _priced(ground: _Ground, planned: PlannedDeployment) -> PlannedDeployment:
     )
 
 
+def _told_what_was_edited(planned: PlannedDeployment, wish: DeploymentWish) -> PlannedDeployment:
+    """A number that the engine is not told, but that somebody changed, is meant to be told."""
+
+    def settled(written: Sourced | None, usual: Sourced) -> Sourced | None:
+        if written is None or written.is_told or written.value == usual.value:
+            return written
+        return Sourced(written.value, "edited")
+
+    return replace(
+        planned,
+        max_num_seqs=settled(planned.max_num_seqs, max_num_seqs(wish)),
+        block_size_tokens=settled(planned.block_size_tokens, block_size(wish)),
+        pools=tuple(
+            replace(
+                pool,
+                max_num_batched_tokens=settled(
+                    pool.max_num_batched_tokens, simulated_batched_tokens(wish)
+                ),
+            )
+            for pool in planned.pools
+        ),
+    )
+
+
 CHOSEN = (
     "gain of",
-    "not priced",
+    "prompts in pieces",
     "do not disaggregate",
     "prefill and decode apart",
     "KV of a prompt",

@@ -14,9 +14,10 @@ from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
 from dynctl.core.plan import Figure
 from dynctl.errors import PlanError
-from dynctl.planner.estimate import serve
+from dynctl.planner.estimate import LEAST_RPS, serve
 from dynctl.planner.layouts import Choice, Pricer, aggregated, cells, mixed, pairs, split
-from dynctl.planner.options import Misfit, Option
+from dynctl.planner.limits import batched_choices
+from dynctl.planner.options import Misfit, Option, with_batch
 
 GAIN_ERROR_DENSE = 0.15
 GAIN_ERROR_MOE = 0.25
@@ -65,7 +66,7 @@ def choose(pricer: Pricer, model: Model, options: Sequence[Option], trail: Trail
         PlanError: when none serves the rate within the goals; names what binds and the best that can be had.
     """
     priced = [option for option in options if option.pace is not None]
-    rates = [(o, pricer.max_rate_rps(pricer.alone(o, 1))) for o in priced]
+    rates = [tuned(pricer, model, option) for option in priced]
     together = [c for o, rate in rates if (c := aggregated(pricer, o, rate)) is not None]
     if not together and (several := mixed(pricer, rates)) is not None:
         together.append(several)
@@ -87,6 +88,32 @@ def choose(pricer: Pricer, model: Model, options: Sequence[Option], trail: Trail
     ):
         return [*apart, *together]
     return [*together, *apart]
+
+
+def tuned(pricer: Pricer, model: Model, option: Option) -> tuple[Option, float]:
+    """The option with the bound on a step's tokens at which one engine bears most within the goals, and that rate.
+
+    Without a goal for ITL the default stays as long as no other bound saves an engine.
+    """
+    best, top = option, pricer.max_rate_rps(pricer.alone(option, 1))
+    for tokens in batched_choices(pricer.wish, option.kind.memory_bytes):
+        least = _worth(pricer.wish, top)
+        if tokens == option.max_num_batched_tokens or math.isinf(least):
+            continue
+        other = with_batch(pricer.wish, model, option, tokens)
+        if other is not None and pricer.meets(pricer.alone(other, 1), least):
+            rate = pricer.max_rate_rps(pricer.alone(other, 1))
+            if rate > top:
+                best, top = other, rate
+    return best, top
+
+
+def _worth(wish: DeploymentWish, rate_rps: float) -> float:
+    """The rate from which another bound on a step's tokens is worth taking; infinite: none is."""
+    if wish.slo.itl_ms is not None or rate_rps <= 0:
+        return max(rate_rps, LEAST_RPS)
+    num = math.ceil(wish.workload.rate_rps / rate_rps - 1e-9)
+    return wish.workload.rate_rps / (num - 1) if num > 1 else math.inf
 
 
 def _splits(
@@ -156,7 +183,7 @@ def _note(
     for option, rate in rates:
         if id(option) in served:
             continue
-        idle = serve(pricer.alone(option, 1), pricer.wish.workload, 1e-3)
+        idle = serve(pricer.alone(option, 1), pricer.wish.workload, LEAST_RPS)
         if rate > 0:
             why = f"{len(option.groups)} engines bear {rate * len(option.groups):.3g} of {wanted:g} req/s"
         elif slo.ttft_ms is not None and idle.ttft_p99_s * 1e3 > slo.ttft_ms:
@@ -278,9 +305,9 @@ def _most_apart(pricer: Pricer, options: Sequence[Option]) -> tuple[float, int, 
 
 def _out_of_reach(pricer: Pricer, model: Model, options: Sequence[Option]) -> PlanError:
     wish, slo = pricer.wish, pricer.wish.slo
-    idle = [pricer.serve(pricer.alone(o, 1), 1e-3) for o in options]
+    idle = [pricer.serve(pricer.alone(o, 1), LEAST_RPS) for o in options]
     idle += [
-        pricer.serve(pricer.apart(p, 1, d, 1, cell.speed.bytes_s), 1e-3)
+        pricer.serve(pricer.apart(p, 1, d, 1, cell.speed.bytes_s), LEAST_RPS)
         for p, d in pairs(options, model)
         for cell in cells(pricer, p, d)
         if cell.has(p, 1, d, 1)

@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict, replace
 from typing import Any
 
-from dynctl.core.plan import Plan
+from dynctl.core.plan import Plan, Sourced
 
 
 def digest_of(plan: Plan) -> str:
@@ -20,13 +20,19 @@ def digest_of(plan: Plan) -> str:
                 "engine": d.engine_kind,
                 "router": asdict(d.router),
                 "limits": [
-                    None if limit is None else int(limit.value)
-                    for limit in (d.max_model_len_tokens, d.max_num_seqs)
+                    _told(limit)
+                    for limit in (
+                        d.max_model_len_tokens,
+                        d.max_num_seqs,
+                        d.gpu_memory_utilization,
+                        d.block_size_tokens,
+                    )
                 ],
                 "pools": [
                     {
                         "role": pool.role.value,
                         "parallelism": asdict(pool.parallelism),
+                        "max_num_batched_tokens": _told(pool.max_num_batched_tokens),
                         "replicas": [asdict(replica) for replica in pool.replicas],
                     }
                     for pool in d.pools
@@ -37,6 +43,10 @@ def digest_of(plan: Plan) -> str:
     }
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _told(limit: Sourced | None) -> float | None:
+    return None if limit is None else float(limit.value)
 
 
 def with_digest(plan: Plan) -> Plan:

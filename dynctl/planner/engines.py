@@ -11,9 +11,10 @@ from urllib.parse import urlsplit
 from dynctl.core.hardware import Host
 from dynctl.core.inventory import DeploymentWish, HostEntry, PoolWish
 from dynctl.core.model import Model
-from dynctl.core.plan import MemorySheet, Parallelism, Pool, Replica, Role
+from dynctl.core.plan import MemorySheet, Parallelism, Pool, Replica, Role, Sourced
 from dynctl.core.units import GIB, format_bytes
 from dynctl.errors import PlanError
+from dynctl.planner.limits import declared, simulated_batched_tokens
 from dynctl.planner.memory import CPU_KV_BYTES, cpu_sheet
 from dynctl.planner.options import needed_tokens
 from dynctl.planner.placement import Allocation, matches
@@ -127,7 +128,14 @@ def _pool(
         )
         for i, host in enumerate(chosen)
     )
-    return Pool(pool.role, pool.parallelism, replicas, memory)
+    return Pool(pool.role, pool.parallelism, replicas, memory, _batched(wish, is_cpu=is_cpu))
+
+
+def _batched(wish: DeploymentWish, *, is_cpu: bool) -> Sourced | None:
+    """Tokens of one step: as declared; a simulated engine's default is known besides."""
+    if is_cpu:
+        return declared(wish, "max_num_batched_tokens")
+    return simulated_batched_tokens(wish)
 
 
 def _preferred(hosts: Sequence[Host]) -> list[Host]:

@@ -1,13 +1,13 @@
 """TTFT, ITL and throughput of a layout under a workload, each with a band that says how it was got.
 
-An aggregated engine shares its steps between prompts and running sequences; prefill and decode pools do not, but pay
-for moving the KV cache. Prompts queue as in M/G/c, decoding is a fixed point of Little's law.
+An aggregated engine shares its steps between prompts and running sequences: a step computes at most so many tokens, so
+long prompts come in pieces, and a token waits for one piece. Prefill and decode pools do not share, but pay for moving
+the KV cache. Prompts queue as in M/G/c, decoding is a fixed point of Little's law.
 Not here: seconds of a single step (`roofline`), choosing a layout (`search`).
 Pure.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -15,17 +15,20 @@ from typing import Protocol
 
 from dynctl.core.plan import Estimate, Figure
 from dynctl.core.workload import Slo, Workload
+from dynctl.planner.memory import MAX_BATCHED_TOKENS
+from dynctl.planner.queueing import little, quantile, queue_of
 
 MAX_UTILIZATION = 0.8
 """Above this a queue grows faster than any estimate of it is good."""
 ETA_TRANSFER = 0.8
 TRANSFER_LATENCY_S = 0.005
-MAX_BATCHED_TOKENS = 8192
-"""Engines split longer prompts over steps: a token waits for at most this much of somebody's prompt."""
 QUANTILES = (0.5, 0.95, 0.99)
 LENGTH_QUANTILES = ((0.25, 0.5), (0.625, 0.25), (0.85, 0.2), (0.97, 0.04), (0.99, 0.01))
 """Probabilities at which a length distribution is sampled, with the weight of each sample."""
-TAIL = 0.01
+LEAST_RPS = 1e-3
+"""A rate at which nothing waits."""
+_PASSES = 3
+"""Of the fixed point between running sequences, what they leave prompts of a step, and what is cached."""
 
 
 class Pace(Protocol):
@@ -48,6 +51,10 @@ class Pace(Protocol):
         """Prompts a pipeline works on at once."""
 
     @property
+    def batches(self) -> int:
+        """Steps under way at once that share the running sequences: data parallel ranks and pipeline stages."""
+
+    @property
     def source(self) -> str:
         """Where its constants come from; empty: nowhere worth a word."""
 
@@ -59,6 +66,9 @@ class Pace(Protocol):
 
     def decode_s(self, sequences: float, context_tokens: float) -> float:
         """Seconds of one step."""
+
+    def mixed_s(self, sequences: float, context_tokens: float, new: float, past: float) -> float:
+        """Seconds of one step that also computes `new` tokens of a prompt after `past` ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +83,7 @@ class DeclaredPace:
     is_moe: bool = False
     host_s: float = 0.003
     stages: int = 1
+    batches: int = 1
     source: str = ""
 
     def band(self, figure: str) -> tuple[float, float]:
@@ -87,6 +98,11 @@ class DeclaredPace:
         """Seconds of one step."""
         return self.step_s + self.step_s_per_sequence * sequences
 
+    def mixed_s(self, sequences: float, context_tokens: float, new: float, past: float) -> float:
+        """Seconds of one step that also computes a piece of a prompt: the sum of both."""
+        decoding = self.decode_s(sequences, context_tokens) if sequences else 0.0
+        return decoding + self.prefill_s(new, past)
+
 
 @dataclass(frozen=True, slots=True)
 class Side:
@@ -98,6 +114,8 @@ class Side:
     """Sequences one replica can hold: the smaller of its KV cache and its limit."""
     kv_capacity_tokens: float = math.inf
     """What one replica caches; bounds how many shared prefixes stay."""
+    max_num_batched_tokens: int = MAX_BATCHED_TOKENS
+    """Tokens one step computes at most, those of running sequences first; longer prompts come in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,22 +163,41 @@ def serve(layout: Layout, work: Workload, rate_rps: float) -> Served:
 
 @dataclass(frozen=True, slots=True)
 class _Prompts:
-    """Service times of prompts: samples of the length distribution with their weights, and moments."""
+    """What computing prompts takes: samples of the length distribution with their weights, and moments."""
 
     samples: tuple[tuple[float, float], ...]
+    """Seconds of the steps that carry a prompt's pieces."""
     mean_s: float
     cv2: float
+    added_s: float
+    """What a prompt adds to steps that would decode anyway, on average."""
+    num_steps: float
+    """Steps a prompt is spread over, on average."""
 
 
-def _prompts(pace: Pace, work: Workload, hit: float) -> _Prompts:
-    """What computing a prompt takes, over the lengths prompts have and after what is cached."""
-    samples = []
+def _prompts(side: Side, work: Workload, hit: float, sequences: float) -> _Prompts:
+    """Prompts of all lengths after what is cached, beside so many running sequences (0: none ever)."""
+    context = work.isl_tokens + work.osl_tokens / 2
+    alone = side.engine.decode_s(sequences, context) if sequences else 0.0
+    budget = _piece_tokens(side, sequences)
+    samples, added, steps = [], 0.0, 0.0
     for factor, weight in _lengths(work.isl_cv):
-        tokens = work.isl_tokens * factor
-        samples.append((pace.prefill_s(tokens * (1 - hit), tokens * hit), weight))
+        new, past = work.isl_tokens * factor * (1 - hit), work.isl_tokens * factor * hit
+        piece = min(new, budget)
+        num = max(1.0, new / budget)
+        # Attention grows with what lies before a piece, evenly: the middle one stands for all.
+        one = side.engine.mixed_s(sequences, context, piece, past + (new - piece) / 2)
+        samples.append((num * one, weight))
+        added += weight * num * (one - alone)
+        steps += weight * num
     mean = sum(s * w for s, w in samples)
     variance = sum(w * (s - mean) ** 2 for s, w in samples)
-    return _Prompts(tuple(samples), mean, variance / mean**2 if mean else 0.0)
+    return _Prompts(tuple(samples), mean, variance / mean**2 if mean else 0.0, added, steps)
+
+
+def _piece_tokens(side: Side, sequences: float) -> float:
+    """What a step has left for prompts."""
+    return max(1.0, side.max_num_batched_tokens - sequences / side.engine.batches)
 
 
 @lru_cache(maxsize=64)
@@ -196,29 +233,33 @@ def _aggregated(layout: Layout, work: Workload, rate_rps: float) -> Served:
     engine = side.engine
     context = work.isl_tokens + work.osl_tokens / 2
     hit = hit_ratio(layout, work, 0.0)
-    sequences = 0.0
-    for _ in range(2 if hit and hit < work.shared_prefix_ratio + 1e-9 else 1):
-        prompts = _prompts(engine, work, hit)
-        busy = rate * prompts.mean_s / engine.stages
+    least_s = engine.decode_s(1, context)
+    sequences = rate * work.osl_tokens * least_s
+    for _ in range(_PASSES):
+        held = max(1.0, min(sequences, side.max_sequences))
+        prompts = _prompts(side, work, hit, held)
+        busy = rate * prompts.added_s / engine.stages
         if busy >= MAX_UTILIZATION:
-            return _unstable(prompts.mean_s + engine.host_s, engine.decode_s(1, context), "prefill")
-        sequences = _little(
+            return _unstable(prompts.mean_s + engine.host_s, least_s, "prefill")
+        sequences = little(
             lambda b, busy=busy: engine.decode_s(b, context) / (1 - busy) * work.osl_tokens,  # type: ignore[misc]
             rate,
             side.max_sequences,
         )
         hit = min(hit, hit_ratio(layout, work, min(sequences, side.max_sequences)))
     step = engine.decode_s(min(sequences, side.max_sequences), context)
-    if rate * (prompts.mean_s / engine.stages + step) >= 1:
+    serving_s = prompts.added_s / engine.stages + prompts.num_steps * step
+    if rate * serving_s >= 1:
         return _unstable(prompts.mean_s + engine.host_s, step, "prefill")
-    queue = _queue(rate, prompts.mean_s / engine.stages + step, prompts.cv2, 1)
-    fixed = 1.5 * step + engine.host_s
-    chunk = engine.prefill_s(
-        min(MAX_BATCHED_TOKENS, work.isl_tokens * (1 - hit)), work.isl_tokens * hit
-    )
-    # A token is late when its step carries a prompt: that is a share of the steps.
-    itls = [step + chunk if rate * step > 1 - q else step for q in QUANTILES]
-    ttfts = [fixed + _quantile(prompts, queue, q) for q in QUANTILES]
+    queue = queue_of(rate, serving_s, prompts.cv2, 1)
+    fixed = step / 2 + engine.host_s
+    new = work.isl_tokens * (1 - hit)
+    piece = min(new, _piece_tokens(side, held))
+    late = max(step, engine.mixed_s(held, context, piece, work.isl_tokens - piece))
+    # A token is late when its step carries a piece: that is a share of the steps, of which (1 - busy) / step are made a second.
+    share = rate * prompts.num_steps * step / (1 - busy)
+    itls = [late if share > 1 - q else step for q in QUANTILES]
+    ttfts = [fixed + quantile(prompts.samples, queue, q) for q in QUANTILES]
     return Served(
         ttft_s=prompts.mean_s + fixed + queue.mean_s,
         ttft_p99_s=ttfts[2],
@@ -240,7 +281,7 @@ def _disaggregated(layout: Layout, work: Workload, rate_rps: float) -> Served:
     assert decode is not None
     context = work.isl_tokens + work.osl_tokens / 2
     hit = hit_ratio(layout, work, 0.0)
-    prompts = _prompts(prefill.engine, work, hit)
+    prompts = _prompts(prefill, work, hit, 0.0)
     num_bytes = work.isl_tokens * prefill.engine.kv_bytes_per_token
     moving = TRANSFER_LATENCY_S + num_bytes / (layout.transfer_bytes_s * ETA_TRANSFER)
     alone = decode.engine.decode_s(1, context)
@@ -259,11 +300,11 @@ def _disaggregated(layout: Layout, work: Workload, rate_rps: float) -> Served:
         # A transfer holds its blocks on the decode side while it runs.
         return decode.engine.decode_s(sequences, context) * work.osl_tokens + moving
 
-    sequences = _little(life_s, rate, decode.max_sequences)
+    sequences = little(life_s, rate, decode.max_sequences)
     step = decode.engine.decode_s(min(sequences, decode.max_sequences), context)
-    queue = _queue(rate_rps, prompts.mean_s, prompts.cv2, servers)
+    queue = queue_of(rate_rps, prompts.mean_s, prompts.cv2, servers)
     fixed = moving + step + prefill.engine.host_s
-    ttfts = [fixed + _quantile(prompts, queue, q) for q in QUANTILES]
+    ttfts = [fixed + quantile(prompts.samples, queue, q) for q in QUANTILES]
     is_stable = sequences <= decode.max_sequences
     return Served(
         ttft_s=prompts.mean_s + fixed + queue.mean_s,
@@ -286,81 +327,6 @@ def _unstable(ttft_s: float, itl_s: float, limit: str) -> Served:
     return Served(ttft_s, math.inf, itl_s, itl_s, False, limit)
 
 
-def _little(life_s: Callable[[float], float], rate_rps: float, max_sequences: float) -> float:
-    """Sequences in flight: the smallest B with B = rate × life(B); larger than `max_sequences` when there is none."""
-    sequences = rate_rps * life_s(1.0)
-    for _ in range(60):
-        following = rate_rps * life_s(sequences)
-        if following > max_sequences * 4 or abs(following - sequences) < 0.01:
-            return following
-        sequences = following
-    return sequences
-
-
-@dataclass(frozen=True, slots=True)
-class _Queue:
-    """Waiting before service: P(W > t) = waits × exp(-t / tau)."""
-
-    waits: float
-    tau_s: float
-
-    @property
-    def mean_s(self) -> float:
-        return self.waits * self.tau_s
-
-
-def _queue(rate_rps: float, service_s: float, cv2: float, servers: int) -> _Queue:
-    """Waiting in M/G/c, by Erlang's C and the spread of service times; beyond saturation it has no end."""
-    load = rate_rps * service_s
-    rho = load / servers
-    if rho >= 1:
-        return _Queue(1.0, math.inf)
-    if rho <= 0:
-        return _Queue(0.0, 0.0)
-    return _Queue(_erlang_c(servers, load), (1 + cv2) / 2 * service_s / (servers * (1 - rho)))
-
-
-def _quantile(prompts: _Prompts, queue: _Queue, q: float) -> float:
-    """The quantile of waiting plus computing, which are independent."""
-    tail = 1 - q
-    if math.isinf(queue.tau_s):
-        return math.inf
-    if len(prompts.samples) == 1:
-        wait = queue.tau_s * math.log(queue.waits / tail) if queue.waits > tail else 0.0
-        return prompts.samples[0][0] + max(0.0, wait)
-
-    def beyond(t: float) -> float:
-        return sum(
-            w
-            * (
-                1.0
-                if t < s
-                else queue.waits * math.exp(-(t - s) / queue.tau_s)
-                if queue.tau_s
-                else 0.0
-            )
-            for s, w in prompts.samples
-        )
-
-    low, high = 0.0, max(s for s, _ in prompts.samples) + 20 * queue.tau_s + 1e-9
-    for _ in range(40):
-        middle = (low + high) / 2
-        if beyond(middle) > tail + 1e-12:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-def _erlang_c(servers: int, load: float) -> float:
-    """The chance that a request must wait."""
-    blocking = 1.0
-    for k in range(1, servers + 1):
-        blocking = load * blocking / (k + load * blocking)
-    rho = load / servers
-    return blocking / (1 - rho + rho * blocking)
-
-
 def meets(served: Served, slo: Slo) -> bool:
     """Whether the goals hold at p99."""
     if not served.is_stable:
@@ -372,7 +338,7 @@ def meets(served: Served, slo: Slo) -> bool:
 
 def max_rate_rps(layout: Layout, work: Workload, slo: Slo) -> float:
     """The highest rate at which the goals hold; 0 when they hold at none."""
-    low, high = 0.0, 1e-3
+    low, high = 0.0, LEAST_RPS
     if not meets(serve(layout, work, high), slo):
         return 0.0
     while high < 1e6 and meets(serve(layout, work, high), slo):

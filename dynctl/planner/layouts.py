@@ -14,8 +14,16 @@ from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
 from dynctl.core.plan import Role
 from dynctl.core.workload import Slo
-from dynctl.planner.estimate import Layout, Served, Side, max_rate_rps, meets, serve
-from dynctl.planner.options import Option, max_sequences
+from dynctl.planner.estimate import (
+    LEAST_RPS,
+    Layout,
+    Served,
+    Side,
+    max_rate_rps,
+    meets,
+    serve,
+)
+from dynctl.planner.options import Option, engines_of
 from dynctl.planner.pairing import pair_fault
 from dynctl.planner.placement import Group, natural
 from dynctl.planner.transfer import Fabric, Speed
@@ -108,13 +116,7 @@ class Pricer:
 
     def side(self, option: Option, count: int) -> Side:
         """Engines of an option as the estimate sees them."""
-        assert option.pace is not None
-        return Side(
-            option.pace,
-            count,
-            max_sequences(self.wish, option.memory),
-            float(option.memory.kv_capacity_tokens),
-        )
+        return engines_of(self.wish, option, count)
 
     def alone(self, option: Option, count: int) -> Layout:
         """Aggregated engines."""
@@ -259,7 +261,7 @@ def _worst_between(
 def split(pricer: Pricer, p: Option, d: Option, cell: Cell, most_gpus: int) -> Choice | None:
     """Rate matching: add prefill engines until TTFT holds, decode engines until ITL and capacity hold."""
     if not cell.has(p, 1, d, 1) or not pricer.meets(
-        pricer.apart(p, 1, d, 1, cell.speed.bytes_s), 1e-3
+        pricer.apart(p, 1, d, 1, cell.speed.bytes_s), LEAST_RPS
     ):
         return None
     found = _grow(pricer, p, d, cell, most_gpus)

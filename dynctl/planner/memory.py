@@ -14,7 +14,7 @@ from dynctl.core.units import GIB
 
 BLOCK_TOKENS = 16
 MAX_BATCHED_TOKENS = 8192
-"""vLLM's default on data-centre GPUs; bounds the activations of one step."""
+"""vLLM's default on data-centre GPUs: tokens of one step, which bound its activations."""
 MAX_NUM_SEQS = 256
 GRAPHS_BYTES = 1 * GIB
 CONTEXT_BYTES = 1 * GIB
@@ -34,6 +34,7 @@ class Room:
     max_num_seqs: int = MAX_NUM_SEQS
     context_tokens: int = 0
     """How long requests are: layers that look through a window then hold no more than it. 0: as if they held all."""
+    max_num_batched_tokens: int = MAX_BATCHED_TOKENS
 
 
 def weight_bytes_per_gpu(model: Model, parallelism: Parallelism) -> int:
@@ -54,10 +55,10 @@ def kv_bytes_per_token_per_gpu(
     return model.kv_bytes_per_token * share / parallelism.pp
 
 
-def activation_bytes_per_gpu(model: Model, parallelism: Parallelism, max_num_seqs: int) -> int:
+def activation_bytes_per_gpu(model: Model, parallelism: Parallelism, room: Room) -> int:
     """Peak of one step: about twelve hidden vectors per batched token, and the logits."""
-    batch = MAX_BATCHED_TOKENS * model.hidden_size * 2 * 12 / parallelism.tp
-    logits = max_num_seqs * model.vocab_size * 4 / parallelism.tp
+    batch = room.max_num_batched_tokens * model.hidden_size * 2 * 12 / parallelism.tp
+    logits = room.max_num_seqs * model.vocab_size * 4 / parallelism.tp
     fixed = GRAPHS_BYTES + CONTEXT_BYTES + (NCCL_BYTES if parallelism.num_gpus > 1 else 0)
     return math.ceil(batch + logits) + fixed
 
@@ -66,7 +67,7 @@ def sheet(model: Model, parallelism: Parallelism, room: Room) -> MemorySheet:
     """Fill the sheet of one GPU; a negative `kv_bytes` says by how much the model does not fit."""
     reserve = math.ceil(room.total_bytes * (1 - room.utilization))
     weights = weight_bytes_per_gpu(model, parallelism)
-    activations = activation_bytes_per_gpu(model, parallelism, room.max_num_seqs)
+    activations = activation_bytes_per_gpu(model, parallelism, room)
     kv = room.total_bytes - reserve - weights - activations
     per_token = kv_bytes_per_token_per_gpu(model, parallelism, room.context_tokens)
     tokens = int(max(0, kv) / per_token) * parallelism.dp if per_token else 0

@@ -8,20 +8,26 @@ Pure.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dynctl.core.hardware import Host
 from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
-from dynctl.core.plan import MemorySheet, Parallelism, Sourced
+from dynctl.core.plan import MemorySheet, Parallelism
 from dynctl.core.units import GIB, format_bytes
 from dynctl.errors import PlanError
 from dynctl.planner.drawing import parallelism_text
-from dynctl.planner.estimate import Pace
+from dynctl.planner.estimate import Pace, Side
 from dynctl.planner.grouping import link_rank, near_of, num_nvlinks, tp_groups
-from dynctl.planner.memory import MAX_NUM_SEQS, Room, legal_tp, needed_bytes, sheet
+from dynctl.planner.limits import (
+    batched_choices,
+    default_batched_tokens,
+    max_num_seqs,
+    room_of,
+)
+from dynctl.planner.memory import legal_tp, needed_bytes, sheet
 from dynctl.planner.peaks import find_spec
-from dynctl.planner.placement import Allocation, GpuKind, Group
+from dynctl.planner.placement import Allocation, GpuKind, Group, kind_of
 from dynctl.planner.roofline import Engine, group_link
 
 TP_SIZES = (1, 2, 4, 8, 16)
@@ -44,6 +50,8 @@ class Option:
     memory: MemorySheet
     pace: Pace | None
     """None: no figures for this GPU, so nothing can be estimated."""
+    max_num_batched_tokens: int
+    """Tokens of one step: longer prompts are computed in pieces."""
 
     @property
     def size(self) -> int:
@@ -54,7 +62,10 @@ class Option:
     def name(self) -> str:
         """`tp4 on NVIDIA H100 (NV18)`."""
         link = f" ({self.link})" if self.size > 1 and self.link else ""
-        return f"{parallelism_text(self.parallelism)} on {self.kind.name}{link}"
+        tokens = self.max_num_batched_tokens
+        is_usual = tokens == default_batched_tokens(self.kind.memory_bytes)
+        pieces = "" if is_usual else f", {tokens} tokens a step"
+        return f"{parallelism_text(self.parallelism)} on {self.kind.name}{link}{pieces}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +80,6 @@ def needed_tokens(wish: DeploymentWish) -> int:
     """KV one engine must at least hold: its longest request."""
     work = wish.workload
     return wish.limits.max_model_len_tokens or work.isl_tokens + work.osl_tokens
-
-
-def room_of(wish: DeploymentWish, memory_bytes: int) -> Room:
-    """The memory an engine of this deployment may use per GPU."""
-    limits = wish.limits
-    return Room(memory_bytes, limits.gpu_memory_utilization, limits.max_num_seqs or MAX_NUM_SEQS)
 
 
 def check_wishes(wish: DeploymentWish) -> None:
@@ -223,10 +228,12 @@ def _of_size(
     groups = groups_of(allocation, hosts, kind, parallelism)
     if not groups:
         return []
-    found = sheet(model, parallelism, room_of(wish, kind.memory_bytes))
-    if found.kv_capacity_tokens < needed_tokens(wish):
+    fitting = fitting_batch(wish, model, kind, parallelism)
+    if fitting is None:
+        found = sheet(model, parallelism, room_of(wish, kind.memory_bytes))
         misfits.append(misfit(wish, model, kind, parallelism, found))
         return []
+    tokens, found = fitting
     labels = [worst_tp_link(group, parallelism.tp) for group in groups]
     classes = sorted(set(labels), key=lambda label: (-link_rank(label), label or ""))
     if len(classes) > MAX_LINK_CLASSES:
@@ -243,9 +250,57 @@ def _of_size(
             ),
             found,
             _pace(model, kind, parallelism, label),
+            tokens,
         )
         for label in classes
     ]
+
+
+def fitting_batch(
+    wish: DeploymentWish, model: Model, kind: GpuKind, parallelism: Parallelism
+) -> tuple[int, MemorySheet] | None:
+    """The first choice of a step's tokens whose activations leave room for a request, with its memory; None: none does."""
+    for tokens in batched_choices(wish, kind.memory_bytes):
+        found = sheet(model, parallelism, room_of(wish, kind.memory_bytes, tokens))
+        if found.kv_capacity_tokens >= needed_tokens(wish):
+            return tokens, found
+    return None
+
+
+def with_batch(wish: DeploymentWish, model: Model, option: Option, tokens: int) -> Option | None:
+    """The option with another bound on a step's tokens; None when a request would not fit beside its activations."""
+    room = room_of(wish, option.kind.memory_bytes, tokens)
+    found = sheet(model, option.parallelism, room)
+    if found.kv_capacity_tokens < needed_tokens(wish):
+        return None
+    return replace(option, max_num_batched_tokens=tokens, memory=found)
+
+
+def option_of(
+    wish: DeploymentWish, model: Model, parallelism: Parallelism, groups: Sequence[Group]
+) -> Option:
+    """What engines on given groups are, at worst: the smallest memory, the slowest link."""
+    kind = min((kind_of(g.gpus[0]) for g in groups), key=lambda k: (k.memory_bytes, k.name))
+    link = min((worst_tp_link(g, parallelism.tp) for g in groups), key=link_rank)
+    tokens, memory = fitting_batch(wish, model, kind, parallelism) or (
+        batched_choices(wish, kind.memory_bytes)[0],
+        sheet(model, parallelism, room_of(wish, kind.memory_bytes)),
+    )
+    pace = _pace(model, kind, parallelism, link)
+    return Option(kind, parallelism, link, tuple(groups), memory, pace, tokens)
+
+
+def for_decoding(wish: DeploymentWish, model: Model, option: Option) -> Option:
+    """A decode engine computes prompts only when a transfer failed: bounded so that even then tokens keep their goal."""
+    if wish.slo.itl_ms is None or option.pace is None:
+        return option
+    context = wish.workload.isl_tokens + wish.workload.osl_tokens / 2
+    choices = sorted(batched_choices(wish, option.kind.memory_bytes), reverse=True)
+    for tokens in choices:
+        step_s = option.pace.mixed_s(1, context, min(tokens, wish.workload.isl_tokens), 0)
+        if step_s * 1e3 <= wish.slo.itl_ms and tokens <= option.max_num_batched_tokens:
+            return with_batch(wish, model, option, tokens) or option
+    return with_batch(wish, model, option, choices[-1]) or option
 
 
 def misfit(
@@ -303,25 +358,23 @@ def refuse_fit(
     )
 
 
+def engines_of(wish: DeploymentWish, option: Option, count: int) -> Side:
+    """Engines of an option as the estimate sees them."""
+    assert option.pace is not None
+    return Side(
+        option.pace,
+        count,
+        max_sequences(wish, option.memory),
+        float(option.memory.kv_capacity_tokens),
+        option.max_num_batched_tokens,
+    )
+
+
 def max_sequences(wish: DeploymentWish, memory: MemorySheet | None) -> float:
     """Sequences one engine can hold: by its own limit and by its KV cache; what requests share is stored once."""
     work = wish.workload
-    bound = float(wish.limits.max_num_seqs or MAX_NUM_SEQS)
+    bound = float(max_num_seqs(wish).value)
     if memory is None:
         return bound
     tokens = work.isl_tokens * (1 - work.shared_prefix_ratio) + work.osl_tokens
     return max(1.0, min(bound, memory.kv_capacity_tokens / tokens))
-
-
-def max_model_len(
-    wish: DeploymentWish, model: Model | None, memory: MemorySheet | None
-) -> Sourced | None:
-    """The context length to start engines with: as declared, else what the model allows and the cache holds."""
-    if wish.limits.max_model_len_tokens is not None:
-        return Sourced(wish.limits.max_model_len_tokens, "declared in the inventory")
-    if model is None or memory is None or not model.max_len_tokens:
-        return None
-    room = memory.kv_capacity_tokens * 9 // 10
-    if model.max_len_tokens <= room:
-        return Sourced(model.max_len_tokens, "default: the model's own limit")
-    return Sourced(max(1, room), "modelled: 90 % of what the KV cache holds")

@@ -5,7 +5,7 @@ Pure.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dynctl.core.hardware import Host
 from dynctl.core.inventory import DeploymentWish, HostEntry, PoolWish
@@ -13,10 +13,12 @@ from dynctl.core.model import Model
 from dynctl.core.plan import Parallelism, Pool, Role
 from dynctl.errors import PlanError
 from dynctl.planner import options as sizes
-from dynctl.planner.choosing import Trail, choose, settle
+from dynctl.planner.choosing import Trail, choose, settle, tuned
 from dynctl.planner.grouping import num_nvlinks
 from dynctl.planner.layouts import Choice, Part, Pricer
+from dynctl.planner.limits import batched_tokens, room_of
 from dynctl.planner.memory import legal_tp, sheet
+from dynctl.planner.options import Option, for_decoding
 from dynctl.planner.pairing import RULE, leaning
 from dynctl.planner.placement import (
     Allocation,
@@ -98,12 +100,13 @@ def searched_pools(draft: Draft, ground: Ground, hosts: Sequence[Host]) -> None:
         draft.reasons.append(
             f"no figures for {option.kind.name}: nothing estimated, the smallest size that fits is taken"
         )
-        _add_pool(draft, ground, part.role, option.parallelism, _take_part(ground, part, wish.name))
+        groups = _take_part(ground, part, wish.name)
+        _add_pool(draft, ground, part.role, option.parallelism, groups, option)
     else:
         pricer = Pricer(wish, ground.fabric, ground.most_priced)
         choice = _first_that_fits(draft, ground, choose(pricer, model, options, trail))
         settle(trail, choice)
-        draft.reasons += why_chosen(wish, trail, ground.fabric)
+        draft.reasons += why_chosen(wish, model, trail, ground.fabric)
         draft.reasons += better_elsewhere(pricer, model, options, trail, hosts)
     free = ground.allocation.num_free(hosts)
     if free:
@@ -148,7 +151,7 @@ def _first_that_fits(draft: Draft, ground: Ground, choices: Sequence[Choice]) ->
                 break
         else:
             for i, part in enumerate(choice.parts):
-                _add_pool(draft, ground, part.role, part.option.parallelism, taken[i])
+                _add_pool(draft, ground, part.role, part.option.parallelism, taken[i], part.option)
             return choice
         for i, groups in taken.items():
             allocation.give_back(groups, name, choice.parts[i].role)
@@ -222,7 +225,13 @@ def _explicit_pool(
             if got
             else "lower tp: engines over several hosts cannot be started yet",
         )
-    _add_pool(draft, ground, pool.role, pool.parallelism, groups)
+    option = None
+    if draft.model is not None:
+        option = sizes.option_of(wish, draft.model, pool.parallelism, groups)
+        if option.pace is not None and pool.role is Role.AGGREGATED:
+            pricer = Pricer(wish, ground.fabric, ground.most_priced)
+            option, _ = tuned(pricer, draft.model, option)
+    _add_pool(draft, ground, pool.role, pool.parallelism, groups, option)
 
 
 def _check_startable(draft: Draft, where: str, pool: PoolWish) -> None:
@@ -261,11 +270,10 @@ def _fitting_kinds(
         return kinds
     misfits, fitting = [], []
     for kind in kinds:
-        room = sizes.room_of(draft.wish, kind.memory_bytes)
-        found = sheet(draft.model, pool.parallelism, room)
-        if found.kv_capacity_tokens >= sizes.needed_tokens(draft.wish):
+        if sizes.fitting_batch(draft.wish, draft.model, kind, pool.parallelism) is not None:
             fitting.append(kind)
         else:
+            found = sheet(draft.model, pool.parallelism, room_of(draft.wish, kind.memory_bytes))
             misfits.append(sizes.misfit(draft.wish, draft.model, kind, pool.parallelism, found))
     if kinds and not fitting:
         error = sizes.refuse_fit(draft.wish, draft.model, misfits)
@@ -294,9 +302,14 @@ def _take_pool(
 
 
 def _add_pool(
-    draft: Draft, ground: Ground, role: Role, parallelism: Parallelism, groups: Sequence[Group]
+    draft: Draft,
+    ground: Ground,
+    role: Role,
+    parallelism: Parallelism,
+    groups: Sequence[Group],
+    option: Option | None,
 ) -> None:
-    """Make replicas of groups, and say what is worth knowing of them."""
+    """Make replicas of groups, and say what is worth knowing of them; `option` is what they are, None: not known."""
     name, size, allocation = draft.wish.name, parallelism.num_gpus, ground.allocation
     start = sum(len(pool.replicas) for pool in draft.pools if pool.role is role)
     replicas = tuple(
@@ -309,11 +322,14 @@ def _add_pool(
         for i, group in enumerate(groups)
     )
     draft.groups.setdefault(role, []).extend(groups)
-    memory = None
-    if draft.model is not None:
-        smallest = min(gpu.memory_bytes for group in groups for gpu in group.gpus)
-        memory = sheet(draft.model, parallelism, sizes.room_of(draft.wish, smallest))
-    draft.pools.append(Pool(role, parallelism, replicas, memory))
+    pool = Pool(role, parallelism, replicas)
+    if option is not None and draft.model is not None:
+        if role is Role.DECODE:
+            option = for_decoding(draft.wish, draft.model, option)
+        tokens, memory_bytes = option.max_num_batched_tokens, option.kind.memory_bytes
+        batched = batched_tokens(draft.wish, memory_bytes, tokens, role)
+        pool = replace(pool, memory=option.memory, max_num_batched_tokens=batched)
+    draft.pools.append(pool)
     if len({kind_of(g.gpus[0]) for g in groups}) > 1:
         draft.reasons.append(f"the {role.value} pool mixes GPU kinds, each engine on one kind")
     slow = [

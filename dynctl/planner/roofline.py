@@ -292,15 +292,20 @@ class Engine:
 
     def decode_s(self, sequences: float, context_tokens: float) -> float:
         """Time of one step that gives each of `sequences` one token, on one attention rank."""
-        batch = max(1.0, sequences / (self.parallelism.dp * self.parallelism.pp))
+        batch = max(1.0, sequences / self.batches)
         return step_s(self._load, self._c, batch, context_tokens)
 
     def mixed_s(self, sequences: float, context_tokens: float, new: float, past: float) -> float:
-        """Time of a step that also computes a prompt."""
-        batch = max(0.0, sequences / (self.parallelism.dp * self.parallelism.pp))
+        """Time of a step that also computes a prompt, or a piece of one."""
+        batch = max(0.0, sequences / self.batches)
         return step_s(self._load, self._c, batch, context_tokens, max(1.0, new), past)
 
     @property
     def stages(self) -> int:
         """Prompts a pipeline works on at once."""
         return self.parallelism.pp
+
+    @property
+    def batches(self) -> int:
+        """Steps under way at once that share the running sequences."""
+        return self.parallelism.dp * self.parallelism.pp

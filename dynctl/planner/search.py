@@ -18,13 +18,13 @@ from dynctl.core.plan import (
     Replica,
     Role,
     RouterPlan,
-    Sourced,
 )
 from dynctl.errors import PlanError
 from dynctl.planner import options as sizes
 from dynctl.planner.choosing import Trail
 from dynctl.planner.digest import with_digest
 from dynctl.planner.engines import Need, need_of, plan_free_engines
+from dynctl.planner.limits import block_size, declared, max_model_len, max_num_seqs, memory_share
 from dynctl.planner.placement import Allocation, left_out, natural
 from dynctl.planner.pools import Draft, Ground, explicit_pools, gpu_hosts, searched_pools
 from dynctl.planner.transfer import Fabric
@@ -147,15 +147,17 @@ def _finish(draft: Draft, router: RouterPlan, ground: Ground) -> PlannedDeployme
     host = next(h for h in allocation.hosts if h.name == router.host_name)
     if wish.router.host is None and len(allocation.hosts) > 1:
         reasons.append(_why_router(host, allocation))
-    limit = wish.limits.max_num_seqs
+    is_known = (bool(draft.groups) and memory is not None) or wish.engine.kind == "sim"
     return PlannedDeployment(
         name=wish.name,
         model=wish.model,
         engine_kind=wish.engine.kind,
         pools=tuple(draft.pools),
         router=router,
-        max_model_len_tokens=sizes.max_model_len(wish, draft.model, memory),
-        max_num_seqs=None if limit is None else Sourced(limit, "declared in the inventory"),
+        max_model_len_tokens=max_model_len(wish, draft.model, memory),
+        max_num_seqs=max_num_seqs(wish) if is_known else declared(wish, "max_num_seqs"),
+        gpu_memory_utilization=memory_share(wish) if draft.groups else None,
+        block_size_tokens=block_size(wish) if is_known else declared(wish, "block_size_tokens"),
         estimate=figures,
         verdict=verdict,
         reasons=tuple(dict.fromkeys(reasons)),

@@ -18,8 +18,9 @@ from dynctl.planner.choosing import Trail
 from dynctl.planner.drawing import parallelism_text
 from dynctl.planner.estimate import Layout, Side
 from dynctl.planner.layouts import Pricer
+from dynctl.planner.limits import batched_choices, room_of
 from dynctl.planner.memory import legal_tp, sheet
-from dynctl.planner.options import Option, max_sequences, needed_tokens, pace_on, room_of
+from dynctl.planner.options import Option, max_sequences, needed_tokens, pace_on
 from dynctl.planner.placement import Allocation, GpuKind, Group, kind_of
 from dynctl.planner.transfer import Fabric, outside
 
@@ -180,5 +181,8 @@ def _rate_per_gpu(
     if pace is None or not groups:
         return 0.0
     tokens = float(found.kv_capacity_tokens)
-    side = Side(pace, 1, max_sequences(pricer.wish, found), tokens)
+    side = Side(
+        pace, 1, max_sequences(pricer.wish, found), tokens,
+        batched_choices(pricer.wish, kind.memory_bytes)[0],
+    )  # fmt: skip
     return pricer.max_rate_rps(Layout(side)) / parallelism.num_gpus

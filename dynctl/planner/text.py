@@ -36,7 +36,9 @@ _HEAD = """\
 # it is checked against the cluster and estimated anew before anything is changed.
 #
 # hosts         machine_id is how a host is recognised; relay_port is its one mutual-TLS port for data
-# pools         replicas of one role: prefill, decode or aggregated; parallelism tp × pp × dp GPUs each
+# pools         replicas of one role: prefill, decode or aggregated; parallelism tp × pp × dp GPUs each;
+#               max_num_batched_tokens bounds a step, so that long prompts are computed in pieces
+# source        how a number was got; engines are started with it unless it says that they are not told
 # gpus          the uuid is the identity, the index is for readers
 # memory        of one GPU (or CPU slot): reserve, weights, activations; the rest holds KV
 # estimate      low, expected, high, and how the figure was got; not part of the digest
@@ -78,12 +80,14 @@ def _deployment(planned: PlannedDeployment) -> Iterator[str]:
     yield f"      host: {_text(router.host_name)}"
     yield f"      listen: {_text(router.listen)}"
     yield f"      policy: {_text(router.policy)}"
-    for key, figure in (
+    for key, limit in (
         ("max_model_len_tokens", planned.max_model_len_tokens),
         ("max_num_seqs", planned.max_num_seqs),
+        ("gpu_memory_utilization", planned.gpu_memory_utilization),
+        ("block_size_tokens", planned.block_size_tokens),
     ):
-        if figure is not None:
-            yield f"    {key}: {{value: {int(figure.value)}, source: {_quoted(figure.source)}}}"
+        if limit is not None:
+            yield f"    {key}: {_sourced(limit)}"
     if planned.estimate is not None:
         yield "    estimate:"
         yield f"      ttft_ms: {_figure(planned.estimate.ttft_ms)}"
@@ -101,6 +105,8 @@ def _pool(pool: Pool) -> Iterator[str]:
     p = pool.parallelism
     yield f"      - role: {pool.role.value}"
     yield f"        parallelism: {{tp: {p.tp}, pp: {p.pp}, dp: {p.dp}, ep: {p.ep}}}"
+    if pool.max_num_batched_tokens is not None:
+        yield f"        max_num_batched_tokens: {_sourced(pool.max_num_batched_tokens)}"
     if pool.memory is not None:
         yield from _memory(pool.memory)
     yield "        replicas:" if pool.replicas else "        replicas: []"
@@ -130,6 +136,10 @@ def _memory(memory: MemorySheet) -> Iterator[str]:
     tokens = memory.kv_capacity_tokens
     yield f"          kv_capacity_tokens: {tokens}  # {format_count(tokens)} in the whole engine"
     yield f"          source: {_text(memory.source)}"
+
+
+def _sourced(limit: Sourced) -> str:
+    return f"{{value: {_number(limit.value)}, source: {_quoted(limit.source)}}}"
 
 
 def _figure(figure: Figure) -> str:
@@ -204,7 +214,7 @@ def _read_deployment(reader: Reader, node: object) -> PlannedDeployment:
     at = reader.mapping(
         node,
         "name model engine router pools",
-        "verdict reasons max_model_len_tokens max_num_seqs estimate",
+        "verdict reasons max_model_len_tokens max_num_seqs gpu_memory_utilization block_size_tokens estimate",
     )
     router = reader.mapping(at.node("router"), "host listen policy")
     return PlannedDeployment(
@@ -216,6 +226,8 @@ def _read_deployment(reader: Reader, node: object) -> PlannedDeployment:
         router=RouterPlan(router.text("host"), router.text("listen"), router.text("policy")),
         max_model_len_tokens=_read_sourced(reader, at.node("max_model_len_tokens")),
         max_num_seqs=_read_sourced(reader, at.node("max_num_seqs")),
+        gpu_memory_utilization=_read_share(reader, at.node("gpu_memory_utilization")),
+        block_size_tokens=_read_sourced(reader, at.node("block_size_tokens")),
         estimate=_read_estimate(reader, at.node("estimate")),
         pools=tuple(_read_pool(reader, node) for node in at.items("pools")),
     )
@@ -226,6 +238,16 @@ def _read_sourced(reader: Reader, node: object) -> Sourced | None:
         return None
     at = reader.mapping(node, "value", "source")
     return Sourced(at.integer("value", 1), at.text("source", "edited"))
+
+
+def _read_share(reader: Reader, node: object) -> Sourced | None:
+    if node is None:
+        return None
+    at = reader.mapping(node, "value", "source")
+    share = at.number("value")
+    if not 0 < share <= 1:
+        at.say("value", "a share of memory is above 0 and at most 1", "write 0.9")
+    return Sourced(share, at.text("source", "edited"))
 
 
 def _read_estimate(reader: Reader, node: object) -> Estimate | None:
@@ -247,7 +269,7 @@ def _read_figure(reader: Reader, node: object) -> Figure:
 
 
 def _read_pool(reader: Reader, node: object) -> Pool:
-    at = reader.mapping(node, "role replicas", "parallelism memory")
+    at = reader.mapping(node, "role replicas", "parallelism max_num_batched_tokens memory")
     sizes = reader.mapping(at.node("parallelism"), "", "tp pp dp ep")
     role = Role(at.one_of("role", [role.value for role in Role]))
     memory = None
@@ -268,6 +290,7 @@ def _read_pool(reader: Reader, node: object) -> Pool:
         Parallelism(*(sizes.integer(key, 1, 1024, default=1) for key in ("tp", "pp", "dp", "ep"))),
         tuple(_read_replica(reader, node, role) for node in at.items("replicas")),
         memory,
+        _read_sourced(reader, at.node("max_num_batched_tokens")),
     )
 
 

@@ -25,7 +25,9 @@ from dynctl.planner.estimate import (
     serve,
 )
 from dynctl.planner.layouts import Choice
-from dynctl.planner.options import max_sequences, pace_on
+from dynctl.planner.limits import default_batched_tokens
+from dynctl.planner.memory import MAX_BATCHED_TOKENS
+from dynctl.planner.options import engines_of, max_sequences, pace_on, with_batch
 from dynctl.planner.peaks import find_spec
 from dynctl.planner.placement import Group, kind_of
 from dynctl.planner.transfer import Fabric
@@ -67,7 +69,7 @@ def judge(pools: Sequence[Pool]) -> str:
     return f"replicas with KV routing: {num} aggregated engines, each request to the one that holds its prefix"
 
 
-def why_chosen(wish: DeploymentWish, trail: Trail, fabric: Fabric) -> list[str]:
+def why_chosen(wish: DeploymentWish, model: Model, trail: Trail, fabric: Fabric) -> list[str]:
     """The reasons for a chosen layout that stand in the plan."""
     chosen = trail.chosen
     assert chosen is not None
@@ -80,12 +82,12 @@ def why_chosen(wish: DeploymentWish, trail: Trail, fabric: Fabric) -> list[str]:
                 f"{chosen.num_gpus} do"
             )
         reasons.append(f"prefill and decode apart: {why}")
-        reasons += _smaller_chunks(wish, trail)
         reasons += _about_links(wish, chosen, fabric)
     else:
         reasons.append(
             f"{chosen.name}: the fewest GPUs that fit the model and serve {wish.workload.rate_rps:g} req/s"
         )
+        reasons += _about_pieces(wish, chosen, model)
         reasons.append(_why_together(trail))
         reasons += _about_routing(wish, chosen)
     if trail.gain is not None:
@@ -96,23 +98,23 @@ def why_chosen(wish: DeploymentWish, trail: Trail, fabric: Fabric) -> list[str]:
     return reasons
 
 
-def _smaller_chunks(wish: DeploymentWish, trail: Trail) -> list[str]:
-    """Whether aggregated engines that compute prompts in smaller pieces might hold the ITL goal as well."""
-    chosen, goal_ms = trail.chosen, wish.slo.itl_ms
-    pace = chosen.parts[-1].option.pace if chosen is not None else None
-    if pace is None or goal_ms is None:
+def _about_pieces(wish: DeploymentWish, chosen: Choice, model: Model) -> list[str]:
+    """What bounding a step's tokens otherwise than by default brings."""
+    option, slo = chosen.parts[0].option, wish.slo
+    usual = default_batched_tokens(option.kind.memory_bytes)
+    other = with_batch(wish, model, option, usual)
+    if option.max_num_batched_tokens == usual or other is None or option.pace is None:
         return []
-    context = wish.workload.isl_tokens + wish.workload.osl_tokens / 2
-    room_s = goal_ms / 1e3 - pace.decode_s(8, context)
-    fitting = [
-        tokens
-        for tokens in (4096, 2048, 1024, 512, 256)
-        if tokens < wish.workload.isl_tokens and pace.prefill_s(tokens) <= room_s
+    most = [
+        max_rate_rps(Layout(engines_of(wish, each, 1)), wish.workload, slo)
+        for each in (option, other)
     ]
-    if not fitting:
-        return []
-    text = f"not priced: aggregated engines with max-num-batched-tokens {fitting[0]} under engine.args would delay "
-    return [text + "fewer tokens by prompts, at later first tokens"]
+    return [
+        (
+            f"prompts in pieces: with {option.max_num_batched_tokens} tokens a step (max-num-batched-tokens) one engine "
+            f"bears {most[0]:.3g} req/s within the goals, with {usual} {most[1]:.3g}"
+        )
+    ]
 
 
 def _times(gain: Figure) -> str:
@@ -171,11 +173,8 @@ def _about_routing(wish: DeploymentWish, chosen: Choice) -> list[str]:
 
 def routing_gain(wish: DeploymentWish, chosen: Choice) -> Figure:
     """KV routing over routing by load: at worst every engine holds every prefix, at best each is computed by each anew."""
-    part = chosen.parts[0]
-    assert part.option.pace is not None
     work, slo, num = wish.workload, wish.slo, sum(p.count for p in chosen.parts)
-    tokens = float(part.option.memory.kv_capacity_tokens)
-    side = Side(part.option.pace, num, max_sequences(wish, part.option.memory), tokens)
+    side = engines_of(wish, chosen.parts[0].option, num)
     routed = max_rate_rps(Layout(side), work, slo)
     spread = max_rate_rps(Layout(side, routes_by_prefix=False), work, slo)
     cold = replace(work, shared_prefix_ratio=work.shared_prefix_ratio / num)
@@ -205,7 +204,12 @@ def price(
                 return None, [f"not estimated: no figures for {mine[0].gpus[0].name}"]
             bound = max_sequences(wish, pool.memory)
             tokens = float(pool.memory.kv_capacity_tokens) if pool.memory else math.inf
-            classes.append(_Class(role, Side(pace, len(mine), bound, tokens)))
+            step = (
+                int(pool.max_num_batched_tokens.value)
+                if pool.max_num_batched_tokens
+                else MAX_BATCHED_TOKENS
+            )
+            classes.append(_Class(role, Side(pace, len(mine), bound, tokens, step)))
     everyone = [group for taken in groups.values() for group in taken]
     names = sorted({spec.name for g in everyone if (spec := find_spec(g.gpus[0].name))})
     source = f"modelled: roofline on {', '.join(names)}, not calibrated"
@@ -260,6 +264,7 @@ def _slowest(wish: DeploymentWish, sides: Sequence[Side]) -> Side:
         sum(s.replicas for s in sides),
         min(s.max_sequences for s in sides),
         min(s.kv_capacity_tokens for s in sides),
+        min(s.max_num_batched_tokens for s in sides),
     )
 
 
@@ -272,7 +277,13 @@ def _price_simulated(
     bound = max_sequences(wish, None)
 
     def side(role: Role, pace: Pace) -> Side:
-        return Side(pace, sum(len(p.replicas) for p in pools if p.role is role), bound)
+        mine = [pool for pool in pools if pool.role is role]
+        step = min(
+            int(p.max_num_batched_tokens.value) if p.max_num_batched_tokens else MAX_BATCHED_TOKENS
+            for p in mine
+        )
+        num = sum(len(pool.replicas) for pool in mine)
+        return Side(pace, num, bound, max_num_batched_tokens=step)
 
     if any(pool.role is Role.PREFILL for pool in pools):
         layout = Layout(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
-from dynctl.core.plan import PlannedDeployment, Pool, Role
+from dynctl.core.plan import PlannedDeployment, Pool, Role, Sourced
 from dynctl.core.workload import Workload
 from dynctl.errors import PlanError
 from dynctl.planner.estimate import Pace
@@ -65,7 +65,7 @@ def virtual_deployment(
                     "calibrate it, or simulate on a GPU of the table",
                 )
             host_s = max(host_s, pace.host_s)
-            engines.append(_spec(replica.id, pool, pace, wish))
+            engines.append(_spec(replica.id, planned, pool, pace, wish))
     by_role = {
         role: [groups[r.id] for p in planned.pools if p.role is role for r in p.replicas]
         for role in (Role.PREFILL, Role.DECODE)
@@ -86,18 +86,25 @@ def _groups(planned: PlannedDeployment, topology: Topology) -> dict[str, Group]:
     return found
 
 
-def _spec(replica_id: str, pool: Pool, pace: Pace, wish: DeploymentWish) -> VirtualEngineSpec:
+def _spec(
+    replica_id: str, planned: PlannedDeployment, pool: Pool, pace: Pace, wish: DeploymentWish
+) -> VirtualEngineSpec:
     tokens = pool.memory.kv_capacity_tokens if pool.memory else 0
+    block_tokens = _whole(planned.block_size_tokens, BLOCK_TOKENS)
     return VirtualEngineSpec(
         replica_id,
         pool.role,
         step_costs(pace, wish.workload),
-        num_blocks=max(2, tokens // BLOCK_TOKENS + 1),
-        block_size=BLOCK_TOKENS,
-        max_num_seqs=wish.limits.max_num_seqs or MAX_NUM_SEQS,
-        max_num_batched_tokens=MAX_BATCHED_TOKENS,
+        num_blocks=max(2, tokens // block_tokens + 1),
+        block_size=block_tokens,
+        max_num_seqs=_whole(planned.max_num_seqs, MAX_NUM_SEQS),
+        max_num_batched_tokens=_whole(pool.max_num_batched_tokens, MAX_BATCHED_TOKENS),
         kv_bytes_per_token=pace.kv_bytes_per_token,
     )
+
+
+def _whole(limit: Sourced | None, default: int) -> int:
+    return default if limit is None else int(limit.value)
 
 
 def step_costs(pace: Pace, work: Workload) -> StepCosts:
@@ -131,9 +138,11 @@ def _declared(planned: PlannedDeployment, wish: DeploymentWish) -> VirtualDeploy
                 options.decode_us_per_seq,
             ),
             num_blocks=options.num_cache_blocks,
-            block_size=wish.limits.block_size_tokens or options.block_size,
-            max_num_seqs=wish.limits.max_num_seqs or options.max_num_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
+            block_size=_whole(planned.block_size_tokens, options.block_size),
+            max_num_seqs=_whole(planned.max_num_seqs, options.max_num_seqs),
+            max_num_batched_tokens=_whole(
+                pool.max_num_batched_tokens, options.max_num_batched_tokens
+            ),
             kv_bytes_per_token=options.kv_bytes_per_token,
         )
         for pool in planned.pools

@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import msgspec
 import pytest
 
+from dynctl.core.plan import ENGINE_DEFAULT, Sourced
 from dynctl.deploy.slices import listens_openly, make_slices
 from dynctl.router.config import parse_config
 
@@ -67,3 +70,27 @@ def test_served_name_is_the_written_one_or_the_models_last_part(
     changed = dataclasses.replace(inventory, deployments=(wish,))
 
     assert make_slices(plan, changed, ground)["a"].engines[0].name == expected
+
+
+def test_engines_are_started_with_the_plans_limits_but_not_with_their_own_defaults(
+    plan, inventory, ground
+):
+    prefill, decode = plan.deployments[0].pools
+    chat = replace(
+        plan.deployments[0],
+        pools=(
+            replace(prefill, max_num_batched_tokens=Sourced(8192, "default: vLLM's own")),
+            replace(decode, max_num_batched_tokens=Sourced(512, "modelled: holds slo.itl_ms 50")),
+        ),
+        max_num_seqs=Sourced(64, "declared in the inventory"),
+        gpu_memory_utilization=Sourced(0.85, "edited"),
+        block_size_tokens=Sourced(16, ENGINE_DEFAULT),
+    )
+    slices = make_slices(replace(plan, deployments=(chat,)), inventory, ground)
+    engines = {e.id: e for slice_ in slices.values() for e in slice_.engines}
+
+    assert engines["chat-prefill-0"].max_num_batched_tokens == 8192
+    assert engines["chat-decode-1"].max_num_batched_tokens == 512
+    assert engines["chat-decode-1"].max_num_seqs == 64
+    assert engines["chat-decode-1"].gpu_memory_utilization == 0.85
+    assert engines["chat-decode-1"].block_size_tokens is None

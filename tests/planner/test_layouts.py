@@ -1,5 +1,6 @@
 """Layouts over several GPU kinds, cells of hosts, and searches that end early."""
 
+from dynctl.core.inventory import Limits
 from dynctl.core.plan import Role
 from dynctl.core.workload import Slo, Workload
 from dynctl.planner.grouping import num_nvlinks
@@ -34,7 +35,10 @@ def test_kinds_share_a_rate_none_bears_alone_each_in_a_pool_of_its_own(build):
 
 def test_decode_gets_the_gpu_its_prefill_is_bridged_to(build):
     matrix = "X SYS NV4 SYS\nSYS X SYS NV4\nNV4 SYS X SYS\nSYS NV4 SYS X"
-    wish = build.wish("llama-8b", workload=Workload(1024, 128, 2.0), slo=Slo(2000, 50))
+    whole = Limits(max_num_batched_tokens=8192)  # in pieces, one aggregated engine would do
+    wish = build.wish(
+        "llama-8b", workload=Workload(1024, 128, 2.0), slo=Slo(2000, 50), limits=whole
+    )
     host = build.host("ws", 4, "a6000", matrix)
     plan = make_plan(*build.cluster([host], wish))
 

@@ -7,6 +7,7 @@ import pytest
 
 from dynctl.cli.main import run
 from dynctl.core.hardware import GpuState, Topology
+from dynctl.core.inventory import Limits
 from dynctl.core.links import LinkKind, LinkMeasurement, LinkPoint
 from dynctl.core.workload import Slo, Workload
 from dynctl.errors import PlanError, UsageError
@@ -20,6 +21,8 @@ from dynctl.planner.whatif import Case, apply_changes
 from dynctl.planner.why import six_facts, tell
 
 SPLIT = {"workload": Workload(4096, 256, 4.0), "slo": Slo(3000, 40)}
+WHOLE = Limits(max_num_batched_tokens=8192)
+"""Prompts in one step: prefill apart from decode is worth it at lower rates then."""
 
 
 def planned(ground, trails=None):
@@ -75,7 +78,9 @@ def test_the_story_names_the_chosen_layout_and_why_not_the_others(build):
 
 def test_longer_prompts_raise_the_share_of_prefill(build):
     def share(isl):
-        wish = build.wish("llama-70b", workload=Workload(isl, 256, 3.0), slo=Slo(8000, 40))
+        wish = build.wish(
+            "llama-70b", workload=Workload(isl, 256, 3.0), slo=Slo(8000, 40), limits=WHOLE
+        )
         hosts = [build.host(f"gpu-{i}", 8, nics=True) for i in range(1, 9)]
         plan = planned(build.cluster(hosts, wish))
         gpus = {
@@ -113,7 +118,9 @@ def test_measured_links_are_used_and_unmeasured_ones_widen_the_gain(build):
 
 def test_a_slow_measured_pair_is_avoided(build):
     hosts = [build.host(f"gpu-{i}", 4, nics=True) for i in range(1, 5)]
-    wish = build.wish("llama-70b", workload=Workload(4096, 256, 2.0), slo=Slo(4000, 40))
+    wish = build.wish(
+        "llama-70b", workload=Workload(4096, 256, 2.0), slo=Slo(4000, 40), limits=WHOLE
+    )
     topology, inventory, models = build.cluster(hosts, wish)
 
     def link(a, b, bytes_s):

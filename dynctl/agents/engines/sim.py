@@ -55,6 +55,7 @@ class SimEngine:
             ("--block-size", wish.block_size_tokens),
             ("--max-model-len", wish.max_model_len_tokens),
             ("--max-num-seqs", wish.max_num_seqs),
+            ("--max-num-batched-tokens", wish.max_num_batched_tokens),
         ):
             if value is not None:
                 argv += [flag, str(value)]

@@ -122,6 +122,7 @@ def _argv(wish: EngineWish, places: Places, at: Endpoints) -> list[str]:
         ("--revision", wish.revision),
         ("--max-model-len", wish.max_model_len_tokens),
         ("--max-num-seqs", wish.max_num_seqs),
+        ("--max-num-batched-tokens", wish.max_num_batched_tokens),
         ("--block-size", wish.block_size_tokens),
         (
             "--gpu-memory-utilization",

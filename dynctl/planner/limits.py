@@ -1,0 +1,129 @@
+"""The limits engines are started with, each with how it was got: declared, else modelled, else a default.
+
+What `engine.args` says counts as declared: the engine would follow it anyway.
+Not here: which pieces of prompts serve a workload best (`choosing`), argv (`agents/engines`).
+Pure.
+"""
+
+from dynctl.core.inventory import DeploymentWish
+from dynctl.core.model import Model
+from dynctl.core.plan import ENGINE_DEFAULT, MemorySheet, Role, Sourced
+from dynctl.core.units import GIB
+from dynctl.planner.memory import BLOCK_TOKENS, MAX_BATCHED_TOKENS, MAX_NUM_SEQS, Room
+from dynctl.sim.options import SimOptions
+
+BATCHED_TOKENS = (MAX_BATCHED_TOKENS, 4096, 2048, 1024, 512, 256)
+"""What a step's tokens may be bounded to: every halving halves how long a prompt holds up the tokens of others."""
+_SMALL_BATCHED_TOKENS = 2048
+_LARGE_GPU_BYTES = 70 * GIB
+"""From here on vLLM bounds a step to 8192 tokens when it is told nothing, below to 2048."""
+_SIM = SimOptions()
+_FLAGS = {
+    "max_model_len_tokens": "max-model-len",
+    "max_num_seqs": "max-num-seqs",
+    "max_num_batched_tokens": "max-num-batched-tokens",
+    "block_size_tokens": "block-size",
+}
+DECLARED = "declared in the inventory"
+MEMORY_SHARE = 0.9
+
+
+def declared(wish: DeploymentWish, key: str) -> Sourced | None:
+    """What the inventory says of a limit, under limits or as a flag of the engine; None: nothing."""
+    value = getattr(wish.limits, key)
+    if value is not None:
+        return Sourced(value, DECLARED)
+    text = dict(wish.engine.args).get(_FLAGS[key], "")
+    return Sourced(int(text), "declared in engine.args") if text.isdigit() and int(text) else None
+
+
+def max_num_seqs(wish: DeploymentWish) -> Sourced:
+    """Requests one engine runs at a time."""
+    found = declared(wish, "max_num_seqs")
+    if found is not None:
+        return found
+    if wish.engine.kind == "sim":
+        return Sourced(_SIM.max_num_seqs, ENGINE_DEFAULT)
+    return Sourced(MAX_NUM_SEQS, "default: more in one step gain little")
+
+
+def memory_share(wish: DeploymentWish) -> Sourced:
+    """Share of each GPU's memory one engine takes."""
+    if wish.limits.gpu_memory_utilization != MEMORY_SHARE:
+        return Sourced(wish.limits.gpu_memory_utilization, DECLARED)
+    text = dict(wish.engine.args).get("gpu-memory-utilization", "")
+    if text.replace(".", "", 1).isdigit() and 0 < float(text) <= 1:
+        return Sourced(float(text), "declared in engine.args")
+    return Sourced(MEMORY_SHARE, "default: a tenth stays free")
+
+
+def block_size(wish: DeploymentWish) -> Sourced:
+    """Tokens in one KV block. Attention kernels may ask for other blocks, so engines are not told the default."""
+    found = declared(wish, "block_size_tokens")
+    return found if found is not None else Sourced(BLOCK_TOKENS, ENGINE_DEFAULT)
+
+
+def max_model_len(
+    wish: DeploymentWish, model: Model | None, memory: MemorySheet | None
+) -> Sourced | None:
+    """The context length to start engines with: as declared, else what the model allows and the cache holds."""
+    found = declared(wish, "max_model_len_tokens")
+    if found is not None:
+        return found
+    if model is None or memory is None or not model.max_len_tokens:
+        return None
+    room = memory.kv_capacity_tokens * 9 // 10
+    if model.max_len_tokens <= room:
+        return Sourced(model.max_len_tokens, "default: the model's own limit")
+    return Sourced(max(1, room), "modelled: 90 % of what the KV cache holds")
+
+
+def default_batched_tokens(memory_bytes: int) -> int:
+    """Tokens vLLM bounds a step to on a GPU of this size."""
+    return MAX_BATCHED_TOKENS if memory_bytes >= _LARGE_GPU_BYTES else _SMALL_BATCHED_TOKENS
+
+
+def batched_choices(wish: DeploymentWish, memory_bytes: int) -> tuple[int, ...]:
+    """What a step's tokens may be bounded to, the default first, then smaller and larger ones.
+
+    Never fewer than the requests of a step: engines refuse that.
+    """
+    found = declared(wish, "max_num_batched_tokens")
+    if found is not None:
+        return (int(found.value),)
+    first, least = default_batched_tokens(memory_bytes), int(max_num_seqs(wish).value)
+    smaller = [tokens for tokens in BATCHED_TOKENS if tokens <= first]
+    larger = [tokens for tokens in reversed(BATCHED_TOKENS) if tokens > first]
+    return tuple(t for t in (*smaller, *larger) if t >= least) or (least,)
+
+
+def batched_tokens(wish: DeploymentWish, memory_bytes: int, tokens: int, role: Role) -> Sourced:
+    """Say why a step is bounded to so many tokens."""
+    found = declared(wish, "max_num_batched_tokens")
+    if found is not None:
+        return found
+    if tokens == default_batched_tokens(memory_bytes):
+        return Sourced(tokens, "default: vLLM's own on such GPUs")
+    goal_ms = wish.slo.itl_ms
+    if goal_ms is not None and role is Role.DECODE:
+        return Sourced(tokens, f"modelled: a prompt computed here holds slo.itl_ms {goal_ms:g}")
+    if goal_ms is not None:
+        return Sourced(tokens, f"modelled: bears most within slo.itl_ms {goal_ms:g}")
+    return Sourced(tokens, "modelled: what the memory allows and the rate needs")
+
+
+def room_of(wish: DeploymentWish, memory_bytes: int, batched: int | None = None) -> Room:
+    """The memory an engine of this deployment may use per GPU; `batched` tokens a step, None: the default."""
+    tokens = batched_choices(wish, memory_bytes)[0] if batched is None else batched
+    return Room(
+        memory_bytes,
+        memory_share(wish).value,
+        int(max_num_seqs(wish).value),
+        max_num_batched_tokens=tokens,
+    )
+
+
+def simulated_batched_tokens(wish: DeploymentWish) -> Sourced:
+    """Tokens of one step of a simulated engine."""
+    found = declared(wish, "max_num_batched_tokens")
+    return found or Sourced(_SIM.max_num_batched_tokens, ENGINE_DEFAULT)

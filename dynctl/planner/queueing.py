@@ -1,0 +1,85 @@
+"""Waiting for a server, and sequences in flight: M/G/c by Erlang's C, quantiles of its waits, Little's law.
+
+Not here: what a server is (`estimate`).
+Pure.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+def little(life_s: Callable[[float], float], rate_rps: float, max_sequences: float) -> float:
+    """Sequences in flight: the smallest B with B = rate × life(B); larger than `max_sequences` when there is none."""
+    sequences = rate_rps * life_s(1.0)
+    for _ in range(60):
+        following = rate_rps * life_s(sequences)
+        if following > max_sequences * 4 or abs(following - sequences) < 0.01:
+            return following
+        sequences = following
+    return sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Waiting before service: P(W > t) = waits × exp(-t / tau)."""
+
+    waits: float
+    tau_s: float
+
+    @property
+    def mean_s(self) -> float:
+        """How long one waits on average."""
+        return self.waits * self.tau_s
+
+
+def queue_of(rate_rps: float, service_s: float, cv2: float, servers: int) -> Queue:
+    """Waiting in M/G/c, by Erlang's C and the spread of service times; beyond saturation it has no end."""
+    load = rate_rps * service_s
+    rho = load / servers
+    if rho >= 1:
+        return Queue(1.0, math.inf)
+    if rho <= 0:
+        return Queue(0.0, 0.0)
+    return Queue(_erlang_c(servers, load), (1 + cv2) / 2 * service_s / (servers * (1 - rho)))
+
+
+def quantile(samples: Sequence[tuple[float, float]], queue: Queue, q: float) -> float:
+    """The quantile of waiting plus computing, which are independent; samples are service times with their weights."""
+    tail = 1 - q
+    if math.isinf(queue.tau_s):
+        return math.inf
+    if len(samples) == 1:
+        wait = queue.tau_s * math.log(queue.waits / tail) if queue.waits > tail else 0.0
+        return samples[0][0] + max(0.0, wait)
+
+    def beyond(t: float) -> float:
+        return sum(
+            w
+            * (
+                1.0
+                if t < s
+                else queue.waits * math.exp(-(t - s) / queue.tau_s)
+                if queue.tau_s
+                else 0.0
+            )
+            for s, w in samples
+        )
+
+    low, high = 0.0, max(s for s, _ in samples) + 20 * queue.tau_s + 1e-9
+    for _ in range(40):
+        middle = (low + high) / 2
+        if beyond(middle) > tail + 1e-12:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _erlang_c(servers: int, load: float) -> float:
+    """The chance that a request must wait."""
+    blocking = 1.0
+    for k in range(1, servers + 1):
+        blocking = load * blocking / (k + load * blocking)
+    rho = load / servers
+    return blocking / (1 - rho + rho * blocking)
