@@ -9,7 +9,7 @@ IO: random marks only.
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dynctl import registry
 from dynctl.core.command import Command, Completed
@@ -19,6 +19,7 @@ from dynctl.core.text import clean, is_name
 from dynctl.discovery.assemble import assemble
 from dynctl.discovery.discover import parse_one, parse_parts
 from dynctl.discovery.facts import HostFacts, SystemFacts
+from dynctl.discovery.mend import mend
 from dynctl.discovery.probe import Probe
 from dynctl.discovery.script import quote, script_text, split
 from dynctl.errors import DynctlError, ProbeError, UsageError
@@ -74,6 +75,7 @@ def read_captures(
     """
     known = probes()
     facts: dict[str, HostFacts] = {}
+    captures = [_mended(capture) for capture in captures]
     for name, files in _by_host(captures, known).items():
         host_name = _entry_name(name, files, known, entries)
         if host_name in facts:
@@ -84,6 +86,13 @@ def read_captures(
     if entries is None:
         entries = [HostEntry(name, name) for name in facts]
     return assemble(entries, facts, (), {}), facts
+
+
+def _mended(capture: Capture) -> Capture:
+    """Undo what copying did to it; what the script printed whole stays as it is."""
+    if FIRST_LINE.search(capture.content):
+        return capture
+    return replace(capture, content=mend(capture.content).encode("utf-8", "replace"))
 
 
 def _by_host(captures: Sequence[Capture], known: Mapping[str, Probe]) -> dict[str, list[Capture]]:

@@ -28,6 +28,7 @@ PLACED_PROBES = frozenset(
         "nvidia_smi_qx",
         "nvidia_smi_table",
         "nvidia_smi_topo",
+        "nvml",
         "pci",
         "rdma_link",
         "rocm_smi",
@@ -63,9 +64,12 @@ class GpuFacts:
     name: str
     pci_bus_id: str | None
     memory_bytes: int | None
+    """None where the driver has no size to tell (unified memory); 0 where it was not asked."""
     memory_used_bytes: int | None
     is_mig: bool = False
     driver_version: str | None = None
+    is_use_known: bool = True
+    """Whether it was asked how much of the memory is in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,7 @@ class TopoFacts:
     nic_links: tuple[tuple[str | None, ...], ...] = ()
     """Per GPU its link to every NIC, in `nic_names` order."""
     cpu_affinity: tuple[str | None, ...] = ()
+    """An empty text where the driver printed an empty cell; None where it cannot be told."""
     numa_affinity: tuple[str | None, ...] = ()
     gpu_numa_id: tuple[int | None, ...] = ()
     """NUMA node the GPU's own memory forms (Grace Hopper); None elsewhere."""
@@ -221,6 +226,8 @@ class QueryGpu:
     memory_bytes: int | None = None
     memory_used_bytes: int | None = None
     is_mig: bool | None = None
+    mig_profiles: tuple[str, ...] = ()
+    """`1g.10gb` of each MIG device, where they are named."""
     mig_memory_bytes: tuple[int, ...] = ()
     """Memory of each MIG device."""
     utilization_ratio: float | None = None
@@ -256,6 +263,22 @@ class NvlinkGpu:
     rates_bytes_s: tuple[int | None, ...] = ()
     """Per link; None for an inactive one. Empty when all are inactive or it has none."""
     says_inactive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlFacts:
+    """What the driver's library tells, in the shapes of the tools that print the same."""
+
+    query: QueryFacts = field(default_factory=lambda: QueryFacts(None, ()))
+    broken: tuple[tuple[int, str], ...] = ()
+    """Indexes of GPUs that are counted but do not answer, with NVML's words."""
+    nvlink: tuple[NvlinkGpu, ...] = ()
+    """A rate of 0 is that of an active link whose rate is not told."""
+    topo: TopoFacts = field(default_factory=lambda: TopoFacts((), ()))
+    p2p: tuple[tuple[str, TopoFacts], ...] = ()
+    """Matrices by capability."""
+    is_cut: bool = False
+    """The driver stopped answering before the end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from dynctl.discovery.facts import (
     HostFacts,
     ListedGpu,
     NvlinkGpu,
+    NvmlFacts,
     PciFacts,
     QueryFacts,
     QueryGpu,
@@ -27,12 +28,11 @@ from dynctl.discovery.facts import (
     SystemFacts,
     TopoFacts,
 )
+from dynctl.discovery.merge import QUERIES, health_of, nvlinks_of, queries_of, topo_of
 from dynctl.discovery.pcitree import bus_key
 from dynctl.planner.peaks import find_spec
 
 Links = tuple[tuple[str | None, ...], ...]
-QUERIES = ("nvidia_smi_qx", "nvidia_smi_q", "nvidia_smi_table")
-"""Probes of the same facts, the best first."""
 UNNAMED = "NVIDIA GPU"
 
 
@@ -40,36 +40,52 @@ UNNAMED = "NVIDIA GPU"
 class GpuSources:
     """Everything of one host that tells of GPUs."""
 
+    nvml: NvmlFacts | None
     smi: SmiFacts | None
     query: QueryFacts | None
+    """The longest of what `nvidia-smi -q` printed."""
+    queries: tuple[QueryFacts, ...]
+    """Records of every source, the best first."""
     listed: tuple[ListedGpu, ...]
     nvlink: tuple[NvlinkGpu, ...]
     topo: TopoFacts
+    peers: frozenset[int]
+    """Indexes of GPUs that a peer-to-peer matrix names."""
     amd: AmdFacts | None
     pci: PciFacts
     system: SystemFacts
     own_pids: frozenset[int]
     is_smi_broken: bool
     """nvidia-smi was asked and could not answer."""
+    is_capture: bool = False
 
     @classmethod
     def of(cls, found: HostFacts, own_pids: frozenset[int]) -> "GpuSources":
         """Take them out of a host's facts."""
         queries = [q for name in QUERIES if isinstance(q := found.facts.get(name), QueryFacts)]
         listed = found.facts.get("nvidia_smi_list")
-        nvlink = found.facts.get("nvidia_smi_nvlink")
         return cls(
+            nvml=found.fact("nvml", NvmlFacts),
             smi=found.fact("nvidia_smi_csv", SmiFacts),
-            query=next((q for q in queries if q.gpus), None),
+            query=max((q for q in queries if q.gpus), key=lambda q: len(q.gpus), default=None),
+            queries=queries_of(found),
             listed=tuple(g for g in listed if isinstance(g, ListedGpu)) if isinstance(listed, tuple) else (),
-            nvlink=tuple(g for g in nvlink if isinstance(g, NvlinkGpu)) if isinstance(nvlink, tuple) else (),
-            topo=found.fact("nvidia_smi_topo", TopoFacts) or TopoFacts((), ()),
+            nvlink=nvlinks_of(found),
+            topo=topo_of(found),
+            peers=_peers(found),
             amd=found.fact("rocm_smi", AmdFacts),
             pci=found.fact("pci", PciFacts) or PciFacts(),
             system=found.fact("system", SystemFacts) or SystemFacts(),
             own_pids=own_pids,
             is_smi_broken="nvidia_smi_csv" in found.failures,
+            is_capture=found.is_capture,
         )  # fmt: skip
+
+
+def _peers(found: HostFacts) -> frozenset[int]:
+    matrices = found.facts.get("nvidia_smi_p2p")
+    facts = matrices.values() if isinstance(matrices, dict) else ()
+    return frozenset(i for one in facts if isinstance(one, TopoFacts) for i in one.gpu_indexes)
 
 
 def gpus_of(
@@ -101,11 +117,14 @@ def _link(topo: TopoFacts, a: int | None, b: int | None) -> str | None:
 
 def _identified(sources: GpuSources) -> tuple[Gpu, ...]:
     """Which GPUs there are, by the best source that names any."""
-    smi = sources.smi
+    nvml, smi = sources.nvml, sources.smi
+    if nvml is not None and (nvml.query.gpus or nvml.broken):
+        return _by_nvml(nvml, sources)
     if smi is not None and (smi.gpus or smi.broken):
-        return _by_csv(smi, sources)
+        return _and_others(_by_csv(smi, sources), sources)
     if sources.query is not None:
-        return tuple(_by_query(gpu, sources) for gpu in sources.query.gpus)
+        gpus = tuple(_by_query(gpu, sources) for gpu in sources.query.gpus)
+        return _and_others(gpus, sources)
     cards = [card for card in sources.pci.gpus if card.vendor == "nvidia"]
     if sources.is_smi_broken and cards:
         return tuple(
@@ -114,7 +133,7 @@ def _identified(sources: GpuSources) -> tuple[Gpu, ...]:
         )
     named = {g.index: (g.uuid, g.name) for g in sources.nvlink}
     named |= {g.index: (g.uuid, g.name) for g in sources.listed}
-    for index in sources.topo.gpu_indexes:
+    for index in (*sources.topo.gpu_indexes, *sorted(sources.peers)):
         named.setdefault(index, (f"unknown-{index}", UNNAMED))
     if not sources.listed and not sources.nvlink and sources.is_smi_broken:
         return ()
@@ -126,6 +145,19 @@ def _identified(sources: GpuSources) -> tuple[Gpu, ...]:
         )
         for index, (uuid, name) in sorted(named.items())
     )
+
+
+def _and_others(gpus: tuple[Gpu, ...], sources: GpuSources) -> tuple[Gpu, ...]:
+    """Captures may be of some GPUs only: those that another tool names are there as well."""
+    if not sources.is_capture:
+        return gpus
+    named = {g.index: (g.uuid, g.name) for g in sources.nvlink}
+    named |= {g.index: (g.uuid, g.name) for g in sources.listed}
+    for index in (*sources.topo.gpu_indexes, *sources.peers):
+        named.setdefault(index, (f"unknown-{index}", UNNAMED))
+    seen = {gpu.index for gpu in gpus}
+    others = [_unknown(i, uuid, name) for i, (uuid, name) in named.items() if i not in seen]
+    return tuple(sorted((*gpus, *others), key=lambda gpu: gpu.index))
 
 
 def _unknown(index: int, uuid: str, name: str = UNNAMED, bus_id: str | None = None) -> Gpu:
@@ -158,6 +190,9 @@ def _by_csv(smi: SmiFacts, sources: GpuSources) -> tuple[Gpu, ...]:
         rows = [p for p in smi.processes if p.gpu_uuid == card.uuid]
         processes = tuple(process_of(row, sources.own_pids) for row in rows)
         memory = card.memory_bytes
+        state = _state(card, processes, broken, slices)
+        if state is GpuState.FREE and not card.is_use_known and not smi.processes:
+            state = GpuState.UNKNOWN
         gpus.append(
             Gpu(
                 index=card.index,
@@ -166,12 +201,35 @@ def _by_csv(smi: SmiFacts, sources: GpuSources) -> tuple[Gpu, ...]:
                 memory_bytes=sources.system.memory_bytes if memory is None else memory,
                 memory_used_bytes=card.memory_used_bytes,
                 pci_bus_id=card.pci_bus_id,
-                state=_state(card, processes, broken, slices),
+                state=state,
                 processes=processes,
             )
         )
+    return _with_broken(gpus, smi.broken)
+
+
+def _by_nvml(nvml: NvmlFacts, sources: GpuSources) -> tuple[Gpu, ...]:
+    """As NVML tells; where it stopped or has no memory to tell (unified memory), as nvidia-smi does."""
+    printed = _by_csv(sources.smi, sources) if sources.smi else ()
+    by_uuid = {gpu.uuid: gpu for gpu in printed}
+    gpus = []
+    for record in nvml.query.gpus:
+        other = by_uuid.get(record.uuid or "")
+        rows = record.processes
+        if not rows and sources.smi:
+            rows = tuple(p for p in sources.smi.processes if p.gpu_uuid == record.uuid)
+        gpu = _by_query(replace(record, processes=rows), sources)
+        gpus.append(gpu if record.memory_bytes or other is None else other)
+    seen = {gpu.index for gpu in gpus} | {index for index, _ in nvml.broken}
+    uuids = {gpu.uuid for gpu in gpus}
+    gpus += [gpu for gpu in printed if gpu.index not in seen and gpu.uuid not in uuids]
+    return _with_broken(gpus, nvml.broken)
+
+
+def _with_broken(gpus: list[Gpu], broken: Sequence[tuple[int, str]]) -> tuple[Gpu, ...]:
+    """Those that are counted but do not answer are there as well."""
     seen = {gpu.index for gpu in gpus}
-    for index, text in smi.broken:
+    for index, text in broken:
         if index >= 0 and index not in seen:
             is_lost = "lost" in text.lower() or "handle" in text
             gpu = _unknown(index, f"unknown-{index}")
@@ -267,24 +325,33 @@ def _numa(gpu: Gpu, text: str | None, topo: TopoFacts, pci: PciFacts) -> int | N
 
 
 def _with_query(gpu: Gpu, sources: GpuSources) -> Gpu:
-    """Health, by UUID or bus address; and the count of MIG devices where their profiles are not listed."""
-    if sources.query is None:
+    """Health, by UUID or bus address; and the MIG devices where their profiles are not listed."""
+    records = [r for query in sources.queries if (r := _record_of(gpu, query))]
+    if not records:
         return gpu
-    for record in sources.query.gpus:
+    health = health_of(records)
+    clique = health.fabric_clique
+    health = replace(
+        health,
+        bad_readings=tuple(clean(reading, 40) for reading in health.bad_readings),
+        fabric_clique=clean(clique, 80) if clique else None,
+    )
+    profiles = next((r.mig_profiles for r in records if r.mig_profiles), ())
+    sizes = next((r.mig_memory_bytes for r in records if r.mig_memory_bytes), ())
+    slices = tuple(clean(p, 40) for p in profiles) or tuple(format_bytes(size) for size in sizes)
+    return replace(gpu, health=health, mig_slices=gpu.mig_slices or slices)
+
+
+def _record_of(gpu: Gpu, query: QueryFacts) -> QueryGpu | None:
+    for record in query.gpus:
         same_bus = (
             record.pci_bus_id is not None
             and gpu.pci_bus_id is not None
             and bus_key(record.pci_bus_id) == bus_key(gpu.pci_bus_id)
         )
         if record.uuid == gpu.uuid or same_bus:
-            sizes = tuple(format_bytes(size) for size in record.mig_memory_bytes)
-            health = replace(
-                record.health,
-                bad_readings=tuple(clean(b, 40) for b in record.health.bad_readings),
-                fabric_clique=clean(record.health.fabric_clique, 80) if record.health.fabric_clique else None,
-            )  # fmt: skip
-            return replace(gpu, health=health, mig_slices=gpu.mig_slices or sizes)
-    return gpu
+            return record
+    return None
 
 
 def _with_links(gpu: Gpu, sources: GpuSources) -> Gpu:

@@ -1,11 +1,12 @@
-"""The header of a matrix: which devices its columns are, and the vocabulary of cells and labels.
+"""The header of a matrix and its legend: which devices its columns are, and the vocabulary of cells and labels.
 
 Not here: rows (`matrix`).
 Pure.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 LINK = r"NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC"
@@ -13,9 +14,12 @@ LINK = r"NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC"
 P2P = r"OK|CNS|GNS|TNS|NS|DR|U"
 """Cells of `topo -p2p`."""
 MAX_DEVICES = 160
-_LABEL = r"GPU\d{1,3}|NIC\d{1,3}|(?:mlx\d|hfi1|bnxt_re|irdma|qedr|efa|rxe|siw|ib|roce)\w*"
+_LABEL = r"GPU\d{1,3}|NIC\d{1,3}|(?:mlx\d|hfi1|bnxt_re|irdma|qedr|efa|rxe|siw|ib|roce|rdma)\w*"
 _NUMBERED = re.compile(r"(?:GPU|NIC)\d{1,3}")
-ROW = re.compile(rf"(?:^|[\s#>:\]])({_LABEL})(?=[\s]+(?:X|{LINK}|{P2P})(?:\s|X|{LINK}|\d|\Z))")
+_BEFORE = r"(?:^|[\s#>:\]\"'])"
+_CELLS = rf"(?:X|{LINK}|{P2P})(?:\s|X|{LINK}|{P2P}|\d|\Z)"
+_ROW = re.compile(rf"{_BEFORE}((?:GPU|NIC)\d{{1,3}}(?=\s*{_CELLS})|(?:{_LABEL})(?=\s+{_CELLS}))")
+_ANY_ROW = re.compile(rf"{_BEFORE}([A-Za-z][\w.:-]{{0,40}})(?=\s+{_CELLS})")
 _TAIL_START = re.compile(r"CPU\s*Affinity|NUMA\s*Affinity|GPU\s*NUMA|\bCPU\b|\bNUMA\b")
 
 
@@ -27,14 +31,24 @@ class Header:
     tail_names: list[str]
     tail_at: int
     """Column of the text where the first tail label starts; -1 when there is none."""
+    last_at: int
+    """Column of the text where the last device label starts; -1 when that cannot be told."""
     line: int
+
+
+def row_label(line: str, columns: Sequence[str] = ()) -> re.Match[str] | None:
+    """Find the label a line of cells begins with: one of the header's, else one that devices are known to have."""
+    for match in _ANY_ROW.finditer(line):
+        if match[1] in columns:
+            return match
+    return _ROW.search(line)
 
 
 def header_at(lines: Sequence[str], at: int) -> tuple[Header | None, int]:
     """Read a header that starts on this line; it may be wrapped over several."""
     line = lines[at]
     match = re.search(r"(?:^|[\s#>:\]])(GPU\d{1,3})(?=\s|GPU|NIC|CPU|\Z)", line)
-    if match is None or ROW.search(line):
+    if match is None or row_label(line):
         return None, 0
     text, used = line[match.start(1) :], 1
     start = match.start(1)
@@ -50,6 +64,7 @@ def header_at(lines: Sequence[str], at: int) -> tuple[Header | None, int]:
         columns,
         _tail_names(text[tail.start() :]) if tail else [],
         start + tail.start() if tail and used == 1 else -1,
+        start + devices.rstrip().rfind(columns[-1]) if used == 1 else -1,
         at + 1,
     ), used
 
@@ -57,7 +72,7 @@ def header_at(lines: Sequence[str], at: int) -> tuple[Header | None, int]:
 def _continues_header(line: str, so_far: str) -> bool:
     """A wrapped header goes on with device labels or tail labels and holds no cell."""
     words = line.split()
-    if not words or ROW.search(line):
+    if not words or row_label(line):
         return False
     known = re.compile(rf"(?:{_LABEL}|CPU|NUMA|Affinity|GPU|ID)\Z")
     if not all(known.match(word) for word in words):
@@ -71,8 +86,11 @@ def _labels(text: str) -> list[str]:
         run = re.match(r"(?:(?:GPU|NIC)\d{1,3})+", word)
         if run:
             columns += re.findall(r"(?:GPU|NIC)\d{1,3}", run[0])
-            if run.end() < len(word):
+            rest = word[run.end() :]
+            if rest.startswith(("CPU", "NUMA")):
                 return columns  # an affinity label ran into the last device
+            if rest:
+                columns.append(rest)
         elif re.match(r"[A-Za-z][\w.:-]{1,40}\Z", word):
             columns.append(word)
         else:
@@ -165,3 +183,18 @@ def _filled(columns: Sequence[str]) -> list[str]:
         for kind in ("GPU", "NIC")
         for i in range(1 + max((int(c[3:]) for c in columns if c[:3] == kind), default=-1))
     ]
+
+
+def nic_legend(text: str) -> dict[str, str]:
+    """Read `NIC0: mlx5_0` lines; a label with two names is left out, and so is a name of two labels: it was cut."""
+    names: dict[str, set[str]] = {}
+    for label, name in _legend_entries(text):
+        names.setdefault(label, set()).add(name)
+    single = {label: next(iter(found)) for label, found in names.items() if len(found) == 1}
+    taken = Counter(single.values())
+    return {label: name for label, name in single.items() if taken[name] == 1}
+
+
+def _legend_entries(text: str) -> Iterator[tuple[str, str]]:
+    for match in re.finditer(r"\b(NIC\d{1,3})\s*:\s*([A-Za-z][\w.-]{1,60})", text):
+        yield match[1], match[2]

@@ -7,30 +7,42 @@ Pure.
 """
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dynctl.discovery import affinity
 from dynctl.discovery.header import (
     LINK,
     MAX_DEVICES,
     P2P,
-    ROW,
     Header,
     columns_of_rows,
     header_at,
     mend_header,
+    row_label,
 )
+from dynctl.discovery.mend import unstyled
 
 _CELL = re.compile(rf"X|{LINK}|{P2P}")
 _LINK_RUN = re.compile(rf"(?:X|{LINK})+")
 _P2P_RUN = re.compile(rf"(?:X|{P2P})+")
 _GPU = re.compile(r"GPU(\d{1,3})\Z")
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]{0,200}\x07|\[\d{0,2}(?:;\d{1,2})*m")
-_CPU_LIST = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*\Z")
+_BARS = str.maketrans("\u2502\u2503\u2551", "|||")
 _MAX_LINE_CHARS = 20_000
 _MAX_LINES = 5_000
 _MAX_NVLINKS = 36
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line that begins with a label, its continuations joined."""
+
+    number: int
+    label: str
+    text: str
+    """What is behind the label."""
+    start: int
+    """Where that begins in the line."""
 
 
 @dataclass(slots=True)
@@ -40,8 +52,8 @@ class Row:
     label: str
     line: int
     cells: list[str | None]
-    tail: list[str | None] = field(default_factory=list)
-    """CPU affinity, NUMA affinity, GPU NUMA id, as far as there are."""
+    tail: affinity.Tail = ()
+    """CPU affinity, NUMA affinity, GPU NUMA id, as far as there are; None where it cannot be told."""
     is_whole: bool = False
     """Every cell was there and in its place: it may stand alone, others need a witness."""
     is_mended: bool = False
@@ -66,7 +78,7 @@ def clean_lines(text: str) -> list[str]:
     """Split a stream into lines without colour codes, quote marks and table borders."""
     lines = []
     for raw in text.split("\n", _MAX_LINES)[:_MAX_LINES]:
-        line = _ANSI.sub("", raw[:_MAX_LINE_CHARS])
+        line = unstyled(raw[:_MAX_LINE_CHARS]).translate(_BARS)
         if line.count("|") >= 3:
             line = re.sub(r"[ ]*\|[ ]*", "\t", line.strip().strip("|"))
         lines.append(re.sub(r"^[#>]+ ?", "", line))
@@ -78,7 +90,7 @@ def read_matrices(text: str) -> list[Matrix]:
     lines = clean_lines(text)
     found: list[Matrix] = []
     header: Header | None = None
-    block: list[tuple[int, str, str]] = []
+    block: list[_Line] = []
     at = 0
     while at < len(lines):
         new_header, used = header_at(lines, at)
@@ -86,7 +98,7 @@ def read_matrices(text: str) -> list[Matrix]:
             found += _close(header, block)
             header, block, at = new_header, [], at + used
             continue
-        match = ROW.search(lines[at])
+        match = row_label(lines[at], header.columns if header else ())
         if match is None or (header is not None and _is_foreign(match[1], header)):
             if block and not lines[at].strip():
                 # A blank line ends a block once every promised row was seen; a wrapped block may hold some.
@@ -97,7 +109,7 @@ def read_matrices(text: str) -> list[Matrix]:
             at += 1
             continue
         row_lines, used = _with_continuations(lines, at, header)
-        block.append((at + 1, match[1], row_lines[match.end(1) :]))
+        block.append(_Line(at + 1, match[1], row_lines[match.end(1) :], match.end(1)))
         at += used
     return found + _close(header, block)
 
@@ -113,13 +125,14 @@ def _ends_block(line: str) -> bool:
 def _with_continuations(lines: Sequence[str], at: int, header: Header | None) -> tuple[str, int]:
     """Join the lines a row was wrapped onto: those that hold only cells or affinities and no label."""
     text, used = lines[at], 1
-    match = ROW.search(text)
+    columns = header.columns if header else ()
+    match = row_label(text, columns)
     assert match is not None
-    want = len(header.columns) if header else 0
+    want = len(columns)
     while at + used < len(lines) and used < 12:
         following = lines[at + used]
         stripped = following.strip()
-        if not stripped or ROW.search(following) or not _is_only_cells(stripped):
+        if not stripped or row_label(following, columns) or not _is_only_cells(stripped):
             break
         cells = _count_cells(text[match.end(1) :])
         if want and cells >= want and (_has_affinity(text) or not header or not header.tail_names):
@@ -165,22 +178,22 @@ def _join(text: str, following: str) -> str:
             re.fullmatch(r"NV\d", last[0]) is not None and re.fullmatch(r"\d", first[0]) is not None
         )
         is_cut_list = last[0][-1] in ",-" or first[0][0] in ",-"
-        if is_cut_cell or is_cut_count or (is_cut_list and _CPU_LIST.match(glued)):
+        if is_cut_cell or is_cut_count or (is_cut_list and affinity.is_list(glued)):
             return text + following
     return text + " " + following.lstrip()
 
 
-def _close(header: Header | None, block: Sequence[tuple[int, str, str]]) -> list[Matrix]:
+def _close(header: Header | None, block: Sequence[_Line]) -> list[Matrix]:
     """Make the matrix of one block of rows."""
     # A lost header lets the rows of a second matrix follow those of the first: their vocabulary tells them apart.
-    peers = [row for row in block if _is_of_peers(row[2])]
+    peers = [row for row in block if _is_of_peers(row.text)]
     if peers and len(peers) < len(block):
         return _close(header, [row for row in block if row not in peers]) + _close(None, peers)
     if not block:
         return []
     is_p2p = bool(peers)
-    labels = list(dict.fromkeys(label for _, label, _ in block))
-    rows = [(label, _split_cells(text, 2 * MAX_DEVICES)[0]) for _, label, text in block]
+    labels = list(dict.fromkeys(row.label for row in block))
+    rows = [(row.label, _split_cells(row.text, 2 * MAX_DEVICES)[0]) for row in block]
     width = max(len(cells) for _, cells in rows)
     diagonal = {label: cells.index("X") for label, cells in rows if cells.count("X") == 1}
     if header is not None:
@@ -190,18 +203,18 @@ def _close(header: Header | None, block: Sequence[tuple[int, str, str]]) -> list
         tail_names, line = header.tail_names, header.line
     else:
         columns, num_sure = columns_of_rows(labels, diagonal, width)
-        tail_names, line = ["cpu", "numa", "gpu_numa"], block[0][0]
+        tail_names, line = ["cpu", "numa", "gpu_numa"], block[0].number
     matrix = Matrix(line, columns, is_p2p, list(tail_names))
     if header is None:
         matrix.notes.append("the header is missing; columns were taken from the row labels")
     if len(set(columns)) != len(columns):
         matrix.notes.append("the header names a device twice")
         return [matrix]
-    for number, label, text in block:
-        if label not in columns:
-            matrix.notes.append(f"line {number}: row {label} is not in the header")
+    for each in block:
+        if each.label not in columns:
+            matrix.notes.append(f"line {each.number}: row {each.label} is not in the header")
             continue
-        row = _read_row(number, label, text, matrix, header)
+        row = _read_row(each, matrix, header)
         row.cells[num_sure:] = [None] * (len(columns) - num_sure)
         row.is_whole = row.is_whole and num_sure == len(columns)
         matrix.rows.append(row)
@@ -221,19 +234,19 @@ def _is_of_peers(text: str) -> bool:
     return not re.search(LINK, text) and re.search(rf"\b(?:{P2P})\b", text) is not None
 
 
-def _read_row(number: int, label: str, text: str, matrix: Matrix, header: Header | None) -> Row:
+def _read_row(line: _Line, matrix: Matrix, header: Header | None) -> Row:
     """Place the cells of one row: by its tabs when they hold, else by the diagonal."""
-    count, own = len(matrix.columns), matrix.columns.index(label)
-    if "\t" in text:
-        row = _by_tabs(number, label, text, count, own, matrix)
+    count, own = len(matrix.columns), matrix.columns.index(line.label)
+    if "\t" in line.text:
+        row = _by_tabs(line, count, own, matrix)
         if row is not None:
             return row
-    words, tail = _split_cells(text, MAX_DEVICES)
-    is_mended = any(len(_CELL.findall(word)) > 1 for word in text.split() if _run(word))
+    words, tail = _split_cells(line.text, MAX_DEVICES)
+    is_mended = any(len(_CELL.findall(word)) > 1 for word in line.text.split() if _run(word))
     cells: list[str | None] = [None] * count
     where = [i for i, word in enumerate(words) if word == "X"]
     if len(where) != 1:
-        matrix.notes.append(f"line {number}: row {label} has {len(where)} diagonal marks")
+        matrix.notes.append(f"line {line.number}: row {line.label} has {len(where)} diagonal marks")
     else:
         before, after = words[: where[0]], words[where[0] + 1 :]
         cells[own] = "X"
@@ -241,31 +254,44 @@ def _read_row(number: int, label: str, text: str, matrix: Matrix, header: Header
             cells[:own] = before
         if len(after) == count - own - 1:
             cells[own + 1 :] = after
-            if _may_be_cut(label, after[-1] if after else None, bool(tail), matrix):
+            if _may_be_cut(line.label, after[-1] if after else None, bool(tail), matrix):
                 cells[-1] = None
         if None in cells:
             matrix.notes.append(
-                f"line {number}: row {label} has {len(words)} cells for {count} columns"
+                f"line {line.number}: row {line.label} has {len(words)} cells for {count} columns"
             )
-    affinities = _tail_by_words(tail, text, label, matrix, header)
-    is_whole = None not in cells and _has_its_tail(label, affinities, matrix)
-    return Row(label, number, cells, affinities, is_whole, is_mended and None not in cells)
+    is_whole = None not in cells and _has_its_tail(line.label, tail, matrix)
+    return Row(
+        line.label,
+        line.number,
+        cells,
+        affinity.by_words(tail, matrix.tail_names, is_late=_is_late(line, tail, header)),
+        is_whole,
+        is_mended and None not in cells,
+    )
 
 
-def _has_its_tail(label: str, tail: Sequence[str | None], matrix: Matrix) -> bool:
+def _is_late(line: _Line, tail: str, header: Header | None) -> bool:
+    if header is None:
+        return False
+    cells = line.text[: len(line.text) - len(tail)].rstrip()
+    last_cell_at = line.start + max(cells.rfind(" "), cells.rfind("\t")) + 1
+    at = line.start + len(line.text) - len(tail.lstrip())
+    return affinity.is_late(at, last_cell_at, header.tail_at, header.last_at)
+
+
+def _has_its_tail(label: str, tail: str, matrix: Matrix) -> bool:
     """A GPU row ends in its affinities; without them the row may be cut, and what stands there shifted."""
-    return not label.startswith("GPU") or not matrix.tail_names or any(tail)
+    return not label.startswith("GPU") or not matrix.tail_names or bool(tail.strip())
 
 
-def _by_tabs(
-    number: int, label: str, text: str, count: int, own: int, matrix: Matrix
-) -> Row | None:
+def _by_tabs(line: _Line, count: int, own: int, matrix: Matrix) -> Row | None:
     """Read a row whose tabs are whole; None when cells were glued, lost or doubled."""
-    parts = [part.strip() for part in text.split("\t")[1:]]
-    cells = parts[:count]
+    parts = [part.strip() for part in line.text.split("\t")[1:]]
+    cells, tail = parts[:count], parts[count:]
     is_whole = len(cells) == count and "" not in cells
     has_gaps = "" in cells
-    if len(cells) <= own or cells[own] != "X" or _run("".join(parts[count : count + 1])):
+    if len(cells) <= own or cells[own] != "X" or _run("".join(tail[:1])):
         return None
     if not all(_CELL.fullmatch(cell) for cell in cells if cell):
         return None
@@ -275,20 +301,19 @@ def _by_tabs(
         # The last cell of a cut row may itself be cut: NV1 of NV18.
         cells = [*cells[:-1], *[""] * (count - len(cells) + 1)] if own < len(cells) - 1 else cells
         cells += [""] * (count - len(cells))
-        matrix.notes.append(f"line {number}: row {label} is cut")
+        matrix.notes.append(f"line {line.number}: row {line.label} is cut")
     elif "" in cells:
-        matrix.notes.append(f"line {number}: row {label} has an empty cell")
-    elif _may_be_cut(label, cells[-1], bool(parts[count:]), matrix):
+        matrix.notes.append(f"line {line.number}: row {line.label} has an empty cell")
+    elif _may_be_cut(line.label, cells[-1], bool(tail), matrix):
         cells[-1] = ""
-    tail = parts[count:]
-    names = matrix.tail_names
-    if len(tail) == len(names) + 1 and len(tail) >= 2 and not tail[-2]:
-        tail = [*tail[:-2], tail[-1]]
-    tail = [*tail, *[""] * len(names)][: len(names)]
-    affinities = [part or None for part in tail]
-    is_whole = is_whole and "" not in cells and _has_its_tail(label, affinities, matrix)
+    is_whole = is_whole and "" not in cells and _has_its_tail(line.label, "".join(tail), matrix)
     return Row(
-        label, number, [cell or None for cell in cells], affinities, is_whole, has_gaps=has_gaps
+        line.label,
+        line.number,
+        [cell or None for cell in cells],
+        affinity.by_tabs(tail, matrix.tail_names),
+        is_whole,
+        has_gaps=has_gaps,
     )
 
 
@@ -320,22 +345,6 @@ def _split_cells(text: str, count: int) -> tuple[list[str | None], str]:
 def _is_no_count(word: str) -> bool:
     """No GPU has that many NVLinks: a digit of the next column ran into the cell."""
     return word.startswith("NV") and int(word[2:]) > _MAX_NVLINKS
-
-
-def _tail_by_words(
-    tail: str, text: str, label: str, matrix: Matrix, header: Header | None
-) -> list[str | None]:
-    """Assign the words behind the cells to the affinity columns; an empty one is seen by where the next word stands."""
-    names = matrix.tail_names
-    words = [word for word in re.sub(r",\s+(?=\d)", ",", tail).split() if word]
-    if not names or not words:
-        return [None] * len(names)
-    if len(words) < len(names) and names[0] == "cpu":
-        at = len(label) + len(text) - len(tail) + len(tail) - len(tail.lstrip())
-        starts_late = header is not None and header.tail_at >= 0 and at > header.tail_at
-        if starts_late or not _CPU_LIST.match(words[0]):
-            words = ["", *words]
-    return [word or None for word in [*words, *[""] * len(names)][: len(names)]]
 
 
 def merge(matrix: Matrix, notes: list[str]) -> dict[tuple[str, str], str]:
@@ -387,18 +396,3 @@ def gpu_index(label: str) -> int | None:
     """Return the number of a GPU label; None for other devices."""
     match = _GPU.match(label)
     return int(match[1]) if match else None
-
-
-def nic_legend(text: str) -> dict[str, str]:
-    """Read `NIC0: mlx5_0` lines; a label with two names is left out, and so is a name of two labels: it was cut."""
-    names: dict[str, set[str]] = {}
-    for label, name in _legend_entries(text):
-        names.setdefault(label, set()).add(name)
-    single = {label: next(iter(found)) for label, found in names.items() if len(found) == 1}
-    taken = Counter(single.values())
-    return {label: name for label, name in single.items() if taken[name] == 1}
-
-
-def _legend_entries(text: str) -> Iterator[tuple[str, str]]:
-    for match in re.finditer(r"\b(NIC\d{1,3})\s*:\s*([A-Za-z][\w.-]{1,60})", text):
-        yield match[1], match[2]

@@ -36,10 +36,14 @@ class Record:
 def facts_of(head: Pairs, records: Sequence[Record]) -> QueryFacts:
     """Make facts of the values before the first GPU and of each GPU's."""
     top = dict(reversed(head))
+    once: dict[str, Record] = {}
+    for record in records:
+        if record.bus_id not in once or not once[record.bus_id].is_complete:
+            once[record.bus_id] = record
     attached = re.fullmatch(r"\d{1,3}", top.get("attached_gpus", ""))
     return QueryFacts(
         num_attached=int(attached[0]) if attached else None,
-        gpus=tuple(_gpu(i, record) for i, record in enumerate(records)),
+        gpus=tuple(_gpu(i, record) for i, record in enumerate(once.values())),
         driver_version=_value(top.get("driver_version")),
         cuda_version=_value(top.get("cuda_version")),
     )

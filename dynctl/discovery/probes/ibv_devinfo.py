@@ -24,7 +24,7 @@ def parse(done: Completed) -> RdmaFacts:
     text = text_of(done)
     devices: dict[str, dict[str, str]] = {}
     ports: dict[tuple[str, int], dict[str, str]] = {}
-    gids: dict[tuple[str, int], list[Gid]] = {}
+    gids: dict[tuple[str, int], dict[int, Gid]] = {}
     device, key = "", None
     into: dict[str, str] | None = None
     for line in (raw[:500] for raw in text.split("\n")):
@@ -36,9 +36,8 @@ def parse(done: Completed) -> RdmaFacts:
             into = ports.setdefault(key, {})
         elif (gid := _GID.match(line)) and key is not None:
             version = (gid[3] or "ib").lower().rpartition("v")[2]
-            gids.setdefault(key, []).append(
-                Gid(int(gid[1]), gid[2].lower(), {"1": "v1", "2": "v2"}.get(version, "ib"))
-            )
+            index, kind = int(gid[1]), {"1": "v1", "2": "v2"}.get(version, "ib")
+            gids.setdefault(key, {})[index] = Gid(index, gid[2].lower(), kind)
         elif (pair := _PAIR.match(line)) and into is not None:
             into.setdefault(pair[1], pair[2])
     said = text + done.stderr.decode("utf-8", "replace")
@@ -48,7 +47,7 @@ def parse(done: Completed) -> RdmaFacts:
         raise fail("ibv_devinfo", 1, text[:200], "no device in the output")
     return RdmaFacts(
         tuple(
-            _port(d, n, values, devices[d], gids.get((d, n), []))
+            _port(d, n, values, devices[d], [*gids.get((d, n), {}).values()])
             for (d, n), values in ports.items()
         )
     )

@@ -57,6 +57,22 @@ _WIDE = ("index", "uuid", "name", "pci.bus_id", "memory.total", "memory.used", "
 _SHORT = ("uuid", "memory.total", "memory.used", "memory.free", "utilization.gpu")
 _TITLE = re.compile(r"(?m)^== gpus$")
 _COLUMN = re.compile(r"[a-z][a-z0-9_]{1,40}(?:\.[a-z0-9_]{1,40}){0,6}(?: \[[^\]]{1,12}\])?")
+_TELLING = "index|uuid|gpu_uuid|name|gpu_name|pid|pci\\.bus_id|gpu_bus_id|memory\\.total|memory\\.used|driver_version"
+_ALIASES = {
+    "gpu_uuid": "uuid",
+    "gpu_name": "name",
+    "gpu_bus_id": "pci.bus_id",
+    "used_memory": "used_gpu_memory",
+}
+_PROCESS_ALIASES = {"uuid": "gpu_uuid", "name": "process_name"}
+_PRODUCT = r"(?:NVIDIA|Tesla|GeForce|Quadro|RTX|A100|H100|H200|B200)[ -][^,|]{1,60}"
+_KINDS = (
+    ("uuid", re.compile(r"GPU-[0-9a-fA-F-]{8,60}\Z")),
+    ("name", re.compile(rf"{_PRODUCT}\Z")),
+    ("pci.bus_id", re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]\Z")),
+    ("driver_version", re.compile(r"[3-9]\d\d\.\d{1,3}(?:\.\d{1,3})?\Z")),
+)
+"""What a cell is by its looks alone, where the header was left out; sizes look all alike."""
 _NO_VALUE = re.compile(r"^(?:\[.*\]|N/A|ERR!|Unknown Error|)$", re.IGNORECASE)
 _ERRORS = re.compile(r"\[?(?:unknown error|gpu is lost|err!|gpu requires reset)\]?", re.IGNORECASE)
 _UUID = re.compile(r"^(?:GPU|MIG)-[0-9a-fA-F-]{8,60}$")
@@ -129,21 +145,26 @@ def parse_gpus(text: str) -> tuple[tuple[GpuFacts, ...], tuple[tuple[int, str], 
     gpus: list[GpuFacts] = []
     broken: list[tuple[int, str]] = []
     columns: Sequence[str] | None = None
+    position = 0
+    places: dict[str, int] = {}
     for number, line in enumerate(text.split("\n"), 1):
         cells = [cell.strip() for cell in line[:8192].split(",")]
         if not line.strip():
             continue
         if named := _header(cells):
-            columns = named
+            columns, position = named, 0
             continue
         if fault := _HANDLE.search(line):
             broken.append((int(fault[1]) if fault[1] else -1, line.strip()[:200]))
             continue
-        if len(cells) < 3:
+        if len(cells) < (len(columns) if columns else 2):
             continue  # a message of the tool: check_smi judges it when there are no rows
-        used = columns or (_SHORT if _UUID.match(cells[0]) else _WIDE)
-        row = dict(zip(used, cells, strict=False))
-        gpu, error = _gpu(row, len(gpus), number, line)
+        row = dict(zip(columns, cells, strict=False)) if columns else _unnamed(cells)
+        if row is None:
+            continue
+        place = places.setdefault(row.get("uuid") or row.get("pci.bus_id") or str(number), position)
+        position = max(position, place + 1)
+        gpu, error = _gpu(row, place, number, line)
         if gpu is not None:
             gpus.append(gpu)
         if error is not None:
@@ -151,25 +172,43 @@ def parse_gpus(text: str) -> tuple[tuple[GpuFacts, ...], tuple[tuple[int, str], 
     return tuple(gpus), tuple(broken)
 
 
+def _unnamed(cells: Sequence[str]) -> dict[str, str] | None:
+    """Name the cells of a row without header: by our own order, by the usual short one, else by their looks."""
+    if len(cells) >= len(_WIDE) - 1 and not _UUID.match(cells[0]):
+        return dict(zip(_WIDE, cells, strict=False))
+    if len(cells) == len(_SHORT) and _UUID.match(cells[0]) and not re.match(_PRODUCT, cells[1]):
+        return dict(zip(_SHORT, cells, strict=False))
+    row = {}
+    for kind, looks in _KINDS:
+        found = [cell for cell in cells if looks.match(cell)]
+        if len(found) == 1:
+            row[kind] = found[0]
+    if re.fullmatch(r"\d{1,3}", cells[0]):
+        row["index"] = cells[0]
+    return row if "name" in row or "uuid" in row else None
+
+
 def _header(cells: Sequence[str]) -> tuple[str, ...] | None:
     """Column names without their units; None when the line is no header."""
-    if not any(cell in {"index", "uuid", "gpu_uuid", "name", "pid"} for cell in cells):
-        return None
     if len(cells) < 2 or not all(_COLUMN.fullmatch(cell) for cell in cells):
         return None
-    return tuple(re.sub(r"\s*\[.*\]$", "", cell) for cell in cells)
+    names = [re.sub(r"\s*\[.*\]$", "", cell) for cell in cells]
+    if not any(re.fullmatch(_TELLING, name) for name in names):
+        return None
+    names = [_ALIASES.get(name, name) for name in names]
+    return tuple(_PROCESS_ALIASES.get(n, n) for n in names) if "pid" in names else tuple(names)
 
 
 def _gpu(
     row: dict[str, str], position: int, number: int, line: str
 ) -> tuple[GpuFacts | None, tuple[int, str] | None]:
-    uuid = row.get("uuid", row.get("gpu_uuid", ""))
     index_text = row.get("index", str(position))
     if not index_text.isascii() or not index_text.isdecimal() or len(index_text) > 4:
         raise fail("nvidia-smi --query-gpu", number, line, "the first cell is no GPU index")
     index = int(index_text)
     errors = [cell for cell in row.values() if _ERRORS.fullmatch(cell)]
-    if not _UUID.match(uuid):
+    uuid = row.get("uuid", f"unknown-{index}" if not errors else "")
+    if "uuid" in row and not _UUID.match(uuid):
         if errors or _NO_VALUE.match(uuid):
             return None, (index, f"GPU {index}: {(errors or [uuid])[0]}")
         raise fail("nvidia-smi --query-gpu", number, line, "the second cell is no GPU UUID")
@@ -178,10 +217,11 @@ def _gpu(
         uuid=uuid,
         name=_value(row.get("name")) or "unknown GPU",
         pci_bus_id=_value(row.get("pci.bus_id")),
-        memory_bytes=_mebibytes(row.get("memory.total"), number, line),
+        memory_bytes=_mebibytes(row["memory.total"], number, line) if "memory.total" in row else 0,
         memory_used_bytes=_mebibytes(row.get("memory.used"), number, line),
         is_mig=(row.get("mig.mode.current") or "").lower() == "enabled",
         driver_version=_value(row.get("driver_version")),
+        is_use_known="memory.used" in row,
     )
     return facts, (index, f"GPU {index}: {errors[0]}") if errors else None
 
@@ -236,7 +276,7 @@ def parse_processes(text: str) -> tuple[tuple[GpuProcessFacts, ...], bool]:
                 memory_bytes=_mebibytes(row.get("used_gpu_memory"), number, line),
             )
         )
-    return tuple(found), is_known
+    return tuple({(process.gpu_uuid, process.pid): process for process in found}.values()), is_known
 
 
 def _says_no(line: str) -> bool:
@@ -268,7 +308,9 @@ PROBE = Probe(
     parse,
     needs="command -v nvidia-smi",
     marks=re.compile(
-        r"(?m)^(?:\d{1,3}, *)?GPU-[0-9a-fA-F-]{8,}, *\S|^(?:index|uuid|gpu_uuid|pid|name|gpu_name|timestamp), *[a-z]"
+        r"(?m)^(?:\d{1,3}, *)?GPU-[0-9a-fA-F-]{8,}, *\S"
+        rf"|^(?=(?:.*[ ,])?(?:{_TELLING})\b){_COLUMN.pattern}(?:, *{_COLUMN.pattern})+ *$"
+        rf"|^(?:\d{{1,3}}, *)?{_PRODUCT}, *\S"
         r"|Failed to initialize NVML|NVIDIA-SMI has failed|^No devices were found|device handle for GPU"
     ),
 )

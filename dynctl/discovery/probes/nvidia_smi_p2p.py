@@ -1,10 +1,11 @@
 """`nvidia-smi topo -p2p`: between which GPUs the driver lets one read, write or reach by NVLink the other's memory. Pure."""
 
 import re
+from collections.abc import Iterator, Sequence
 
 from dynctl.core.command import Completed
 from dynctl.discovery.facts import TopoFacts
-from dynctl.discovery.matrix import gpu_index, merge, read_matrices
+from dynctl.discovery.matrix import Matrix, gpu_index, merge, read_matrices
 from dynctl.discovery.probe import ABSENT_STATUS, Probe, check_smi, text_of
 
 _SCRIPT = """
@@ -14,7 +15,8 @@ for what in read:r write:w nvlink:n; do
 done
 """
 CAPABILITIES = ("read", "write", "nvlink", "pcie", "atomics", "status")
-_SECTION = re.compile(rf"(?m)^== p2p ({'|'.join(CAPABILITIES)})$")
+_SECTION = re.compile(rf"(?m)^.*?(?:== p2p ({'|'.join(CAPABILITIES)})|topo -p2p +([rwnapc]+)\b).*$")
+_LETTERS = {"r": "read", "w": "write", "n": "nvlink", "a": "atomics", "p": "pcie"}
 Square = tuple[tuple[str | None, ...], ...]
 
 
@@ -26,20 +28,35 @@ def parse(done: Completed) -> dict[str, TopoFacts]:
     """
     if done.exit_status == ABSENT_STATUS:
         return {}
-    pieces = _SECTION.split(text_of(done))
-    titled = list(zip(pieces[1::2], pieces[2::2], strict=False)) or [("status", pieces[0])]
-    found = {}
-    for name, text in titled:
+    found: dict[str, TopoFacts] = {}
+    for name, text in _titled(text_of(done)):
         matrices = [m for m in read_matrices(text) if m.is_p2p and m.rows]
-        if not matrices:
-            continue
-        notes: list[str] = []
-        pairs = merge(matrices[0], notes)
-        gpus = sorted({i for c in matrices[0].columns if (i := gpu_index(c)) is not None})
-        found[name] = TopoFacts(tuple(gpus), _square(gpus, pairs), notes=tuple(notes))
+        if matrices and name not in found:
+            found[name] = _facts(matrices)
     if not found:
         check_smi(done)
     return found
+
+
+def _titled(text: str) -> Iterator[tuple[str, str]]:
+    """Each piece of a stream with the capability its title names."""
+    titles = list(_SECTION.finditer(text))
+    starts = [*(title.start() for title in titles), len(text)]
+    yield "status", text[: starts[0]]
+    for title, end in zip(titles, starts[1:], strict=True):
+        yield title[1] or _LETTERS.get(title[2], "status"), text[title.end() : end]
+
+
+def _facts(matrices: Sequence[Matrix]) -> TopoFacts:
+    """Merge matrices of one title; where two of unknown capability differ, the cell is unknown."""
+    notes: list[str] = []
+    pairs: dict[tuple[str, str], str] = {}
+    differ: set[tuple[str, str]] = set()
+    for folded in (merge(matrix, notes) for matrix in matrices):
+        differ |= {pair for pair, cell in folded.items() if pairs.setdefault(pair, cell) != cell}
+    gpus = sorted({i for m in matrices for c in m.columns if (i := gpu_index(c)) is not None})
+    told = {pair: cell for pair, cell in pairs.items() if pair not in differ}
+    return TopoFacts(tuple(gpus), _square(gpus, told), notes=tuple(notes))
 
 
 def _square(gpus: list[int], pairs: dict[tuple[str, str], str]) -> Square:

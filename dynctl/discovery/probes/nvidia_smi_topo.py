@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from dynctl.core.command import Completed
 from dynctl.discovery.facts import TopoFacts
-from dynctl.discovery.matrix import Matrix, gpu_index, merge, nic_legend, read_matrices
+from dynctl.discovery.header import nic_legend
+from dynctl.discovery.matrix import Matrix, gpu_index, merge, read_matrices
 from dynctl.discovery.probe import ABSENT_STATUS, Probe, check_smi, fail, text_of
 
 T = TypeVar("T")
@@ -58,7 +59,7 @@ def parse_topo(text: str) -> TopoFacts:
         nic_names=tuple(legend.get(label, label) for label in nics),
         nic_links=tuple(tuple(_pair(pairs, gpu, nic) for nic in nics) for gpu in gpus),
         cpu_affinity=tuple(_known(rows[label].get("cpu")) for label in gpus),
-        numa_affinity=tuple(_known(rows[label].get("numa")) for label in gpus),
+        numa_affinity=tuple(_known(rows[label].get("numa")) or None for label in gpus),
         gpu_numa_id=tuple(_integer(rows[label].get("gpu_numa")) for label in gpus),
         p2p=_square(gpus, p2p) if p2p else (),
         notes=tuple(dict.fromkeys(notes)),
@@ -81,15 +82,28 @@ def _agree(matrices: Sequence[Matrix], notes: list[str]) -> dict[tuple[str, str]
     doubtful: set[tuple[str, str]] = set()
     folded = [merge(matrix, notes) for matrix in matrices]
     has_nvlink = [any(cell.startswith("NV") for cell in pairs.values()) for pairs in folded]
+    is_one_host = not _differ(matrices)
     for pairs, nvlink in sorted(zip(folded, has_nvlink, strict=True), key=lambda both: not both[1]):
         for pair, cell in pairs.items():
             known = agreed.setdefault(pair, cell)
-            if known != cell and not (known.startswith("NV") and not nvlink):
+            hides_nvlink = known.startswith("NV") and not nvlink and is_one_host
+            if known != cell and not hides_nvlink:
                 doubtful.add(pair)
     for pair in sorted(doubtful):
         notes.append(f"{pair[0]} and {pair[1]}: two matrices disagree")
         del agreed[pair]
     return agreed
+
+
+def _differ(matrices: Sequence[Matrix]) -> bool:
+    """Whether matrices tell a GPU to be near different CPUs: they are of different hosts, or of different jobs."""
+    cpus: dict[str, str] = {}
+    for matrix in matrices:
+        for row in matrix.rows:
+            cell = row.tail[0] if row.tail and matrix.tail_names[:1] == ["cpu"] else None
+            if cell and cpus.setdefault(row.label, cell) != cell:
+                return True
+    return False
 
 
 def _pair(pairs: dict[tuple[str, str], str], one: str, other: str) -> str | None:
@@ -116,7 +130,7 @@ def _first_tail(matrices: Sequence[Matrix], label: str) -> dict[str, str | None]
 
 
 def _known(cell: str | None) -> str | None:
-    return cell if cell is not None and cell[:1].isdecimal() else None
+    return None if cell == "N/A" else cell
 
 
 def _integer(cell: str | None) -> int | None:
@@ -146,6 +160,7 @@ PROBE = Probe(
     parse,
     needs="command -v nvidia-smi",
     marks=re.compile(
-        r"(?m)^.{0,40}\bGPU\d{1,3}\b.*(?:\b(?:NV\d+|PIX|PXB|PHB|NODE|SYS|SOC)|\sX)(?:\s|NV\d|PIX|PXB|PHB|NODE|SYS|SOC|\Z)"
+        r"(?m)^.{0,120}\bGPU\d{1,3}(?:\b.*(?:\b(?:NV\d+|PIX|PXB|PHB|NODE|SYS|SOC)|\sX)(?:\s|NV\d|PIX|PXB|PHB|NODE|SYS|SOC|\Z)"
+        r"|(?:X|NV\d|PIX|PXB|PHB|NODE|SYS|SOC))"
     ),
 )

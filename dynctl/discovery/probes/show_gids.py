@@ -26,12 +26,11 @@ def parse(done: Completed) -> RdmaFacts:
         ProbeError: when there is output and no line of it is a row or the count.
     """
     text = text_of(done)
-    gids: dict[tuple[str, int], list[Gid]] = {}
+    gids: dict[tuple[str, int], dict[int, Gid]] = {}
     for line in text.split("\n"):
         if match := _ROW.match(line[:400]):
-            gids.setdefault((match[1], int(match[2])), []).append(
-                Gid(int(match[3]), match[4].lower(), (match[6] or "ib").lower(), match[5], match[7])
-            )
+            gid = Gid(int(match[3]), match[4].lower(), (match[6] or "ib").lower(), match[5], match[7])  # fmt: skip
+            gids.setdefault((match[1], int(match[2])), {})[gid.index] = gid
     count = re.search(r"n_gids_found=(\d{1,6})", text)
     if text.strip() and not gids and count is None and done.exit_status != ABSENT_STATUS:
         raise fail("show_gids", 1, text[:200], "no row in the output")
@@ -43,9 +42,11 @@ def parse(done: Completed) -> RdmaFacts:
                 state="unknown",
                 physical=None,
                 rate_bits_s=None,
-                link_layer="ethernet" if any(g.version != "ib" for g in rows) else "unknown",
-                netdev=next((g.netdev for g in rows if g.netdev), None),
-                gids=tuple(rows),
+                link_layer="ethernet"
+                if any(g.version != "ib" for g in rows.values())
+                else "unknown",
+                netdev=next((g.netdev for g in rows.values() if g.netdev), None),
+                gids=tuple(rows.values()),
             )
             for (device, port), rows in gids.items()
         ),

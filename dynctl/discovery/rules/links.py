@@ -39,7 +39,7 @@ def nvlink(case: Case) -> Found:
         if _SOCKETS & set(pairs) and len(set(pairs)) > 1:
             path = "over PCIe, for some pairs across the socket link"
         yield "no-nvlink", f"no NVLink between GPUs: tensor parallelism runs {path}"
-    elif len(host.nvlink_islands) != 1 or len(host.nvlink_islands[0]) != count:
+    elif any(label is not None and not num_nvlinks(label) for label in pairs):
         yield from _partial(host, pairs)
     if len({num_nvlinks(label) for label in joined}) > 1:
         most = max(num_nvlinks(label) for label in joined)
@@ -57,7 +57,12 @@ def nvlink(case: Case) -> Found:
 def _partial(host: Host, pairs: list[str | None]) -> Found:
     islands = " and ".join("{" + ",".join(map(str, i)) + "}" for i in host.nvlink_islands)
     inside = {index for island in host.nvlink_islands for index in island}
-    alone = [gpu.index for gpu in host.gpus if gpu.index not in inside]
+    links = as_nvlink(host.gpu_links)
+    alone = [
+        gpu.index
+        for a, gpu in enumerate(host.gpus)
+        if gpu.index not in inside and not any(num_nvlinks(cell) for cell in links[a])
+    ]
     slow = "the socket link (SYS)" if _SOCKETS & set(pairs) else "PCIe"
     text = f"NVLink joins {islands}, not all: tp={len(host.gpus)} crosses {slow}"
     if alone:

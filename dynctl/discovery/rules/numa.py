@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 
+from dynctl.discovery.affinity import EMPTY
 from dynctl.discovery.rules.case import Case, Found, Rule, gpus_in_words
 
 
@@ -32,7 +33,7 @@ def cpu_sets(case: Case) -> Found:
     """CPU lists that say more of the job than of the machine."""
     topo = case.topo
     cpus = dict(zip(topo.gpu_indexes, topo.cpu_affinity, strict=False))
-    empty = [index for index, cell in cpus.items() if cell is None]
+    empty = [index for index, cell in cpus.items() if cell == EMPTY]
     if empty and len(empty) < len(cpus):
         yield (
             "cpu-affinity-empty",
