@@ -19,13 +19,19 @@ all say, and an engine that is avoided for a bad time it had comes back to the o
 
 
 class Line:
-    """y ≈ base + slope · x by least squares with forgetting; starts from a declared line that fades as facts come."""
+    """y ≈ base + slope · x by least squares with forgetting; starts from a declared line that fades as facts come.
+
+    Facts tell first how far the declared line is off as a whole, then its shape: where all work is small, what large
+    work costs is the declared shape at the observed level.
+    """
 
     __slots__ = (
         "_anchor",
+        "_declared_base",
+        "_declared_slope",
         "_n",
-        "_origin",
         "_outlier",
+        "_pin_weight",
         "_scale",
         "_sx",
         "_sxx",
@@ -48,19 +54,14 @@ class Line:
 
         `weight` is how many observations each pin is worth.
         """
-        self._outlier = outlier
         self._anchor: Line | None = None
-        self._origin = base
+        self._declared_base = self.base = base
+        self._declared_slope = self.slope = slope
+        self._outlier = outlier
+        self._pin_weight = weight
         self._scale = scale
-        self.base = base
-        self.slope = slope
         self.num_seen = 0
-        pinned = base + slope * scale
-        self._n = 2 * weight
-        self._sx = weight * scale
-        self._sy = weight * (base + pinned)
-        self._sxx = weight * scale * scale
-        self._sxy = weight * scale * pinned
+        self._n = self._sx = self._sy = self._sxx = self._sxy = 0.0
 
     def copy(self) -> "Line":
         """Return a line that has seen the same and goes its own way from here."""
@@ -71,7 +72,7 @@ class Line:
 
     def anchored(self) -> "Line":
         """Return a line without facts of its own, held to this one."""
-        line = Line(self.base, self.slope, self._scale, 0.0, self._outlier)
+        line = Line(self.base, self.slope, self._scale, _ANCHOR_WEIGHT, self._outlier)
         line._anchor = self
         return line
 
@@ -88,6 +89,8 @@ class Line:
         self._sy = self._sy * _KEEP + y
         self._sxx = self._sxx * _KEEP + x * x
         self._sxy = self._sxy * _KEEP + x * y
+        if self._anchor is None:
+            self._pin_weight *= _KEEP
         self.settle()
 
     def fade(self) -> None:
@@ -99,14 +102,17 @@ class Line:
     def settle(self) -> None:
         """Compute the line from what was seen and what it is held to."""
         n, sx, sy, sxx, sxy = self._n, self._sx, self._sy, self._sxx, self._sxy
-        anchor = self._anchor
+        anchor, far, weight = self._anchor, self._scale, self._pin_weight
         if anchor is None:
-            n, sy = n + _ORIGIN_WEIGHT, sy + _ORIGIN_WEIGHT * self._origin
+            expected = self._declared_base * n + self._declared_slope * sx
+            level = sy / expected if expected > 0.0 else 1.0
+            near_y = level * self._declared_base
+            far_y = level * (self._declared_base + self._declared_slope * far)
+            n, sy = n + _ORIGIN_WEIGHT, sy + _ORIGIN_WEIGHT * near_y
         else:
-            far, weight = self._scale, _ANCHOR_WEIGHT
-            far_y = anchor.at(far)
-            n, sx, sy = n + 2 * weight, sx + weight * far, sy + weight * (anchor.base + far_y)
-            sxx, sxy = sxx + weight * far * far, sxy + weight * far * far_y
+            near_y, far_y = anchor.base, anchor.at(far)
+        n, sx, sy = n + 2 * weight, sx + weight * far, sy + weight * (near_y + far_y)
+        sxx, sxy = sxx + weight * far * far, sxy + weight * far * far_y
         spread = n * sxx - sx * sx
         if spread > 1e-9 * n * max(sxx, 1.0):
             # More work never takes less time: a negative slope is noise.

@@ -80,3 +80,17 @@ def test_an_engine_nobody_has_seen_at_work_is_taken_for_one_like_the_others():
 
     assumed = 1000.0 / Settings().prefill_tokens_s
     assert 0.004 < table.get("b").load().prefill_ms_per_token < 0.15 * assumed
+
+
+def test_a_level_far_from_the_declared_one_is_not_taken_for_a_slope():
+    # Batches of 1 to 6 beside a declared batch of 32: pinned at its declared time, that one would turn the line.
+    line = Line(15.0, 0.1, 32.0)
+    for i in range(40):
+        line.learn(i % 6, 8.0 + 0.2 * (i % 3))
+        assert line.slope <= 0.11
+    assert line.at(3) == pytest.approx(8.2, rel=0.05)
+
+
+def test_small_work_prices_large_work_by_the_declared_shape_at_the_observed_level():
+    line = learned(Line(5.0, 0.1, 2048.0), 2.0, 0.04, [200], number=5)
+    assert line.at(2000) == pytest.approx((5.0 + 0.1 * 2000) * 10.0 / 25.0, rel=0.05)
