@@ -22,9 +22,10 @@ from dynctl.discovery.facts import (
     SystemFacts,
     TopoFacts,
 )
-from dynctl.discovery.gpus import QUERIES, GpuSources, gpus_of, process_of
+from dynctl.discovery.gpus import GpuSources, gpus_of, process_of
 from dynctl.discovery.judge import judge_host, judge_topology
 from dynctl.discovery.linkage import Square, as_nvlink
+from dynctl.discovery.merge import QUERIES, p2p_of
 from dynctl.discovery.nics import gpu_nic_links, nearest_nics, nics_of
 from dynctl.planner.grouping import nvlink_islands
 
@@ -127,7 +128,8 @@ def _with_machine(host: Host, found: HostFacts, sources: GpuSources) -> Host:
 def _software(found: HostFacts, sources: GpuSources) -> Software:
     facts = found.fact("software", known.SoftwareFacts)
     software = facts.software if facts else Software()
-    queries = [q for name in QUERIES if (q := found.fact(name, QueryFacts))]
+    queries = [nvml.query] if (nvml := sources.nvml) else []
+    queries += [q for name in QUERIES if (q := found.fact(name, QueryFacts))]
     smi = sources.smi
     driver = next((q.driver_version for q in queries if q.driver_version), None)
     if driver is None and smi and smi.gpus:
@@ -154,9 +156,7 @@ def _cleaned(engine: EngineSoftware) -> EngineSoftware:
 
 def _p2p(found: HostFacts, gpus: Sequence[Gpu], topo: TopoFacts) -> tuple[tuple[str, Square], ...]:
     """Peer-to-peer matrices in `gpus` order; one found beside the topology matrix is of unknown capability."""
-    asked = found.facts.get("nvidia_smi_p2p")
-    matrices = {n: f for n, f in asked.items() if isinstance(f, TopoFacts)} if isinstance(asked, dict) else {}  # fmt: skip
-    squares = {name: (facts.gpu_indexes, facts.links) for name, facts in matrices.items()}
+    squares = {name: (facts.gpu_indexes, facts.links) for name, facts in p2p_of(found).items()}
     if topo.p2p and not squares:
         squares["status"] = (topo.gpu_indexes, topo.p2p)
     return tuple((name, _in_order(gpus, *square)) for name, square in squares.items())

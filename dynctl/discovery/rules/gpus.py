@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from dynctl.core.hardware import GpuState
 from dynctl.core.units import format_bytes
-from dynctl.discovery.facts import AmdFacts, PciFacts, PciGpu, SmiFacts
+from dynctl.discovery.facts import AmdFacts, NvmlFacts, PciFacts, PciGpu, SmiFacts
 from dynctl.discovery.rules.case import Case, Found, Rule, gpus_in_words
 
 _THERMAL = {"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown"}
@@ -52,13 +52,15 @@ def count(case: Case) -> Found:
     smi = case.found.fact("nvidia_smi_csv", SmiFacts)
     pci = case.found.fact("pci", PciFacts) or PciFacts()
     nvidia = [card for card in pci.gpus if card.vendor == "nvidia"]
+    nvml = case.found.fact("nvml", NvmlFacts)
+    has_driver = nvml is not None and nvml.query.num_attached is not None
     if smi is not None:
-        if smi.is_installed and len(nvidia) > len(case.host.gpus):
+        if (smi.is_installed or has_driver) and len(nvidia) > len(case.host.gpus):
             yield (
                 "gpu-missing",
                 f"{len(nvidia)} NVIDIA devices on the PCI bus, the driver shows {len(case.host.gpus)}",
             )
-        if not smi.is_installed and nvidia:
+        if not smi.is_installed and nvidia and not has_driver:
             yield (
                 "gpu-driver-absent",
                 f"{len(nvidia)} NVIDIA devices on the PCI bus but no nvidia-smi: install the driver",

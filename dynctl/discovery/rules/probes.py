@@ -1,19 +1,20 @@
 """Probes that failed, and captures that are not whole. Pure."""
 
-from dynctl.discovery.facts import QueryFacts, RdmaFacts
-from dynctl.discovery.gpus import QUERIES
+from dynctl.discovery.facts import NvmlFacts, QueryFacts, RdmaFacts
+from dynctl.discovery.merge import QUERIES, differences
 from dynctl.discovery.nics import TOOLS
 from dynctl.discovery.rules.case import Case, Found, Rule
 
 _FIRST = "nvidia_smi_csv"
 """The probe that speaks for the driver: others that fail for the same reason are not told again."""
+_MAX_DIFFERENCES = 6
 
 
 def failed(case: Case) -> Found:
     """Each failed probe with its cause, the same fault once."""
     for name, cause in sorted(case.found.failures.items()):
         kind = case.found.kinds.get(name, "")
-        of_driver = name.startswith("nvidia_smi") and kind
+        of_driver = name.startswith(("nvidia_smi", "nvml")) and kind
         code = f"gpu-{kind.replace('_', '-')}" if of_driver else "probe-failed"
         if of_driver and name != _FIRST and case.found.kinds.get(_FIRST) == kind:
             continue
@@ -33,6 +34,12 @@ def cut(case: Case) -> Found:
             "gpu-output-cut",
             f"nvidia-smi gave records of {len(query.gpus)}{whole} GPUs{some}: cut, killed, or it hung on a GPU",
         )
+    nvml = case.found.fact("nvml", NvmlFacts)
+    if nvml and nvml.is_cut:
+        yield (
+            "gpu-output-cut",
+            f"NVML told of {len(nvml.query.gpus)} GPUs and then stopped: it hung on the next one, or was killed",
+        )
     for name in TOOLS:
         facts = case.found.fact(name, RdmaFacts)
         if facts and facts.is_cut:
@@ -43,4 +50,19 @@ def cut(case: Case) -> Found:
         yield "capture-cut", note
 
 
-RULES: tuple[Rule, ...] = (failed, cut)
+def differing(case: Case) -> Found:
+    """NVML against what nvidia-smi printed."""
+    odd = list(differences(case.found))
+    for text in odd[:_MAX_DIFFERENCES]:
+        yield (
+            "sources-differ",
+            f"NVML and nvidia-smi tell different things (NVML's is taken): {text}",
+        )
+    if len(odd) > _MAX_DIFFERENCES:
+        yield (
+            "sources-differ",
+            f"NVML and nvidia-smi differ in {len(odd) - _MAX_DIFFERENCES} more facts",
+        )
+
+
+RULES: tuple[Rule, ...] = (failed, cut, differing)

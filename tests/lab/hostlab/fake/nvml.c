@@ -27,6 +27,7 @@ enum {
 struct gpu {
     unsigned index, numa, util, temperature, nvlinks, power_mw, power_limit_mw, ecc_errors;
     unsigned long long memory_mib, reserved_mib, used_mib;
+    double nvlink_gb_s;
     char uuid[80], name[96], bus_id[32], cpus[256], mig[16], state[16];
 };
 struct process { unsigned gpu, pid; unsigned long long memory_mib; };
@@ -66,6 +67,7 @@ static void read_record(struct machine *m, char **fields, int count) {
         g->power_mw = NUMBER("power_mw"); g->power_limit_mw = NUMBER("power_limit_mw");
         g->ecc_errors = NUMBER("ecc_errors"); g->memory_mib = NUMBER("memory_mib");
         g->reserved_mib = NUMBER("reserved_mib"); g->used_mib = NUMBER("used_mib");
+        g->nvlink_gb_s = strtod(value_of(fields, count, "nvlink_gb_s"), NULL);
         TEXT(g->uuid, "uuid"); TEXT(g->name, "name"); TEXT(g->bus_id, "bus_id");
         TEXT(g->cpus, "cpus"); TEXT(g->mig, "mig"); TEXT(g->state, "state");
     } else if (!strcmp(kind, "process") && m->num_processes < MAX_PROCESSES) {
@@ -456,13 +458,31 @@ API ret_t nvmlDeviceGetNvLinkState(void *d, unsigned link, unsigned *out) {
 API ret_t nvmlDeviceGetNvLinkVersion(void *d, unsigned link, unsigned *out) {
     DEVICE(d);
     if (link >= g->nvlinks) return NOT_SUPPORTED;
-    *out = 7;
+    *out = 6; /* 4.0, as on H100 */
     return SUCCESS;
 }
 API ret_t nvmlDeviceGetNvLinkCapability(void *d, unsigned link, unsigned capability, unsigned *out) {
     DEVICE(d);
     if (link >= g->nvlinks) return NOT_SUPPORTED;
     *out = capability < 6;
+    return SUCCESS;
+}
+struct field_value {
+    unsigned field, scope;
+    long long timestamp, latency;
+    unsigned kind;
+    ret_t result;
+    union { unsigned number; unsigned long long room; } value;
+};
+API ret_t nvmlDeviceGetFieldValues(void *d, int count, struct field_value *values) {
+    DEVICE(d);
+    for (int i = 0; i < count; i++) {
+        struct field_value *v = &values[i];
+        int is_speed = v->field == 164 && v->scope < g->nvlinks; /* NVML_FI_DEV_NVLINK_GET_SPEED */
+        v->kind = 1;                                             /* unsigned int */
+        v->result = is_speed ? SUCCESS : NOT_SUPPORTED;
+        if (is_speed) v->value.number = g->nvlink_gb_s * 1000 + 0.5;
+    }
     return SUCCESS;
 }
 /* All links end at NVSwitches, as on HGX boards. */

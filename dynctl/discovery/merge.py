@@ -1,0 +1,204 @@
+"""NVML and what tools print, as one: NVML first, what it does not tell from the tools, and where they disagree.
+
+Not here: how either is read (`probes/`).
+Pure.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from itertools import combinations
+from typing import TypeVar
+
+from dynctl.core.machine import GpuHealth
+from dynctl.core.units import MIB, format_bytes
+from dynctl.discovery.facts import (
+    GpuFacts,
+    HostFacts,
+    NvlinkGpu,
+    NvmlFacts,
+    QueryFacts,
+    QueryGpu,
+    SmiFacts,
+    TopoFacts,
+)
+from dynctl.discovery.linkage import Square
+from dynctl.discovery.pcitree import bus_key
+
+T = TypeVar("T")
+
+QUERIES = ("nvidia_smi_qx", "nvidia_smi_q", "nvidia_smi_table")
+"""Tools that print the same facts, the best first."""
+_LASTING = ("has_persistence", "has_ecc", "has_ecc_pending", "num_remapped", "has_remap_failed", "pcie_width_max", "compute_mode", "fabric_state", "fabric_clique")  # fmt: skip
+"""Health that does not change between two questions."""
+_SILENT = (None, ())
+
+
+def queries_of(found: HostFacts) -> tuple[QueryFacts, ...]:
+    """Records of the GPUs from every source that has any, the best first."""
+    nvml = found.fact("nvml", NvmlFacts)
+    every = [nvml.query] if nvml else []
+    every += [query for name in QUERIES if (query := found.fact(name, QueryFacts))]
+    return tuple(query for query in every if query.gpus)
+
+
+def health_of(records: Sequence[QueryGpu]) -> GpuHealth:
+    """Each fact from the first record that tells it."""
+    told = {}
+    for each in fields(GpuHealth):
+        values = [getattr(record.health, each.name) for record in records]
+        told[each.name] = next((v for v in values if v not in _SILENT), values[0])
+    return GpuHealth(**told)
+
+
+def nvlinks_of(found: HostFacts) -> tuple[NvlinkGpu, ...]:
+    """NVLinks of each GPU; a rate that NVML does not tell comes from `nvidia-smi`."""
+    printed = _printed_nvlinks(found)
+    nvml = found.fact("nvml", NvmlFacts) or NvmlFacts()
+    by_uuid = {gpu.uuid: gpu for gpu in printed}
+    merged = [_rated(gpu, by_uuid.get(gpu.uuid)) for gpu in nvml.nvlink if gpu.rates_bytes_s]
+    told = {gpu.uuid for gpu in merged if gpu}
+    return (*(gpu for gpu in merged if gpu), *(gpu for gpu in printed if gpu.uuid not in told))
+
+
+def _printed_nvlinks(found: HostFacts) -> tuple[NvlinkGpu, ...]:
+    printed = found.facts.get("nvidia_smi_nvlink")
+    return tuple(g for g in printed if isinstance(g, NvlinkGpu)) if isinstance(printed, tuple) else ()  # fmt: skip
+
+
+def _rated(gpu: NvlinkGpu, printed: NvlinkGpu | None) -> NvlinkGpu | None:
+    """None when nobody tells the rate of an active link. A GPU all of whose links are down may just have no bridge."""
+    if not any(rate is not None for rate in gpu.rates_bytes_s):
+        return replace(gpu, rates_bytes_s=(), says_inactive=True)
+    known = max((rate or 0 for rate in printed.rates_bytes_s), default=0) if printed else 0
+    rates = tuple(rate if rate is None else rate or known for rate in gpu.rates_bytes_s)
+    return None if 0 in rates else replace(gpu, rates_bytes_s=rates)
+
+
+def topo_of(found: HostFacts) -> TopoFacts:
+    """The matrix, cell by cell; only `topo -m` knows of NICs.
+
+    NVML tells the links of each GPU, not how many of them a pair shares by way of switches: where `topo -m` says NVLink
+    as well, its count stands.
+    """
+    printed = found.fact("nvidia_smi_topo", TopoFacts) or TopoFacts((), ())
+    nvml = found.fact("nvml", NvmlFacts)
+    if nvml is None or not nvml.topo.gpu_indexes:
+        return printed
+    indexes = tuple(sorted({*nvml.topo.gpu_indexes, *printed.gpu_indexes}))
+    sources = (nvml.topo, printed)
+
+    def link(a: int, b: int) -> str | None:
+        ours, theirs = _cell(nvml.topo, a, b), _cell(printed, a, b)
+        return theirs if ours is None or (theirs and _is_same_kind(ours, theirs)) else ours
+
+    return replace(
+        printed,
+        gpu_indexes=indexes,
+        links=tuple(tuple(link(a, b) for b in indexes) for a in indexes),
+        nic_links=tuple(
+            _row(printed.gpu_indexes, printed.nic_links, i) or (None,) * len(printed.nic_names)
+            for i in indexes
+        )
+        if printed.nic_names
+        else (),
+        cpu_affinity=_either([(s.gpu_indexes, s.cpu_affinity) for s in sources], indexes),
+        numa_affinity=_either([(s.gpu_indexes, s.numa_affinity) for s in sources], indexes),
+        gpu_numa_id=tuple(_row(printed.gpu_indexes, printed.gpu_numa_id, i) for i in indexes),
+        p2p=tuple(tuple(_cell(printed, a, b, printed.p2p) for b in indexes) for a in indexes)
+        if printed.p2p
+        else (),
+    )
+
+
+def _is_same_kind(a: str, b: str) -> bool:
+    return a == b or (a.startswith("NV") and b.startswith("NV"))
+
+
+def _cell(source: TopoFacts, a: int, b: int, square: Square | None = None) -> str | None:
+    cells = source.links if square is None else square
+    where = {index: i for i, index in enumerate(source.gpu_indexes)}
+    return cells[where[a]][where[b]] if a in where and b in where else None
+
+
+def _row(indexes: Sequence[int], rows: Sequence[T], index: int) -> T | None:
+    at = indexes.index(index) if index in indexes else len(rows)
+    return rows[at] if at < len(rows) else None
+
+
+def _either(
+    sources: Sequence[tuple[Sequence[int], Sequence[str | None]]], wanted: Sequence[int]
+) -> tuple[str | None, ...]:
+    rows = [[_row(indexes, cells, i) for i in wanted] for indexes, cells in sources]
+    return tuple(next((cell for cell in cells if cell is not None), None) for cells in zip(*rows, strict=True))  # fmt: skip
+
+
+def p2p_of(found: HostFacts) -> dict[str, TopoFacts]:
+    """Peer-to-peer matrices by capability, NVML's first."""
+    printed = found.facts.get("nvidia_smi_p2p")
+    matrices = {n: f for n, f in printed.items() if isinstance(f, TopoFacts)} if isinstance(printed, dict) else {}  # fmt: skip
+    nvml = found.fact("nvml", NvmlFacts)
+    return matrices | dict(nvml.p2p) if nvml else matrices
+
+
+def differences(found: HostFacts) -> Iterator[str]:
+    """What NVML and the tools tell differently, in words."""
+    nvml = found.fact("nvml", NvmlFacts)
+    if nvml is None or not nvml.query.gpus or nvml.is_cut:
+        return
+    ours = {gpu.uuid: gpu for gpu in nvml.query.gpus}
+    smi = found.fact("nvidia_smi_csv", SmiFacts)
+    if smi and smi.gpus:
+        yield from _uuids(set(ours), {gpu.uuid for gpu in smi.gpus})
+        versions = {nvml.query.driver_version, smi.gpus[0].driver_version} - {None}
+        if len(versions) > 1:
+            yield f"driver version: {nvml.query.driver_version}, {smi.gpus[0].driver_version}"
+        for card in smi.gpus:
+            if gpu := ours.get(card.uuid):
+                yield from _cards(gpu, card)
+    for query in queries_of(found)[1:]:
+        for record in query.gpus:
+            if gpu := ours.get(record.uuid):
+                yield from _health(gpu, record)
+    printed = {gpu.uuid: gpu for gpu in _printed_nvlinks(found)}
+    for links in nvml.nvlink:
+        counts = [sum(rate is not None for rate in g.rates_bytes_s) for g in (links, printed.get(links.uuid)) if g]  # fmt: skip
+        if len(set(counts)) > 1:
+            yield f"active NVLinks of GPU{links.index}: {counts[0]}, {counts[1]}"
+    yield from _matrices(nvml.topo, found.fact("nvidia_smi_topo", TopoFacts))
+
+
+def _uuids(ours: set[str | None], theirs: set[str | None]) -> Iterator[str]:
+    if ours != theirs:
+        yield f"GPUs: {len(ours)}, {len(theirs)}; not in both: {', '.join(sorted(map(str, ours ^ theirs))[:4])}"
+
+
+def _cards(gpu: QueryGpu, card: GpuFacts) -> Iterator[str]:
+    sizes = gpu.memory_bytes, card.memory_bytes
+    if sizes[0] and sizes[1] and sizes[0] // MIB != sizes[1] // MIB:
+        yield f"memory of GPU{gpu.index}: {format_bytes(sizes[0])}, {format_bytes(sizes[1])}"
+    if gpu.index != card.index:
+        yield f"index of {gpu.uuid}: {gpu.index}, {card.index}"
+    if gpu.pci_bus_id and card.pci_bus_id and bus_key(gpu.pci_bus_id) != bus_key(card.pci_bus_id):
+        yield f"PCI address of GPU{gpu.index}: {gpu.pci_bus_id}, {card.pci_bus_id}"
+    if gpu.is_mig is not None and gpu.is_mig != card.is_mig:
+        yield f"MIG mode of GPU{gpu.index}: {'on' if gpu.is_mig else 'off'}, {'on' if card.is_mig else 'off'}"
+
+
+def _health(gpu: QueryGpu, record: QueryGpu) -> Iterator[str]:
+    for name in _LASTING:
+        one, other = getattr(gpu.health, name), getattr(record.health, name)
+        if one is not None and other is not None and one != other:
+            yield f"{name} of GPU{gpu.index}: {one}, {other}"
+
+
+def _matrices(ours: TopoFacts, printed: TopoFacts | None) -> Iterator[str]:
+    if printed is None:
+        return
+    odd = []
+    for a, b in combinations(ours.gpu_indexes, 2):
+        cells = _cell(ours, a, b), _cell(printed, a, b)
+        if cells[0] and cells[1] and not _is_same_kind(cells[0], cells[1]):
+            odd.append(f"GPU{a}–GPU{b} {cells[0]}, {cells[1]}")
+    if odd:
+        more = f" and {len(odd) - 4} more pairs" if len(odd) > 4 else ""
+        yield f"links: {'; '.join(odd[:4])}{more}"
