@@ -55,7 +55,11 @@ def nvlinks_of(found: HostFacts) -> tuple[NvlinkGpu, ...]:
     printed = _printed_nvlinks(found)
     nvml = found.fact("nvml", NvmlFacts) or NvmlFacts()
     by_uuid = {gpu.uuid: gpu for gpu in printed}
-    merged = [_rated(gpu, by_uuid.get(gpu.uuid)) for gpu in nvml.nvlink if gpu.rates_bytes_s]
+    merged = [
+        _rated(gpu, by_uuid.get(gpu.uuid))
+        for gpu in nvml.nvlink
+        if gpu.rates_bytes_s or gpu.uuid not in by_uuid
+    ]
     told = {gpu.uuid for gpu in merged if gpu}
     return (*(gpu for gpu in merged if gpu), *(gpu for gpu in printed if gpu.uuid not in told))
 
@@ -68,7 +72,7 @@ def _printed_nvlinks(found: HostFacts) -> tuple[NvlinkGpu, ...]:
 def _rated(gpu: NvlinkGpu, printed: NvlinkGpu | None) -> NvlinkGpu | None:
     """None when nobody tells the rate of an active link. A GPU all of whose links are down may just have no bridge."""
     if not any(rate is not None for rate in gpu.rates_bytes_s):
-        return replace(gpu, rates_bytes_s=(), says_inactive=True)
+        return replace(gpu, rates_bytes_s=(), says_inactive=bool(gpu.rates_bytes_s))
     known = max((rate or 0 for rate in printed.rates_bytes_s), default=0) if printed else 0
     rates = tuple(rate if rate is None else rate or known for rate in gpu.rates_bytes_s)
     return None if 0 in rates else replace(gpu, rates_bytes_s=rates)
@@ -161,6 +165,8 @@ def differences(found: HostFacts) -> Iterator[str]:
                 yield from _health(gpu, record)
     printed = {gpu.uuid: gpu for gpu in _printed_nvlinks(found)}
     for links in nvml.nvlink:
+        if not links.rates_bytes_s:
+            continue
         counts = [sum(rate is not None for rate in g.rates_bytes_s) for g in (links, printed.get(links.uuid)) if g]  # fmt: skip
         if len(set(counts)) > 1:
             yield f"active NVLinks of GPU{links.index}: {counts[0]}, {counts[1]}"

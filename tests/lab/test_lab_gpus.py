@@ -231,3 +231,44 @@ def test_unknown_options_and_fields_are_refused(tmp_path: Path) -> None:
     smi = str(tmp_path / "bin/nvidia-smi")
     assert machine.run(smi, "--fly").returncode == 6
     assert machine.run(smi, "--query-gpu=altitude", "--format=csv").returncode == 2
+
+
+def discovered(machine: Machine, *, has_smi: bool) -> dict:
+    path = f"{machine.directory / 'bin'}:{os.environ['PATH']}" if has_smi else os.environ["PATH"]
+    done = machine.run("env", f"PATH={path}", sys.executable, "-m", "dynctl", "discover", "--local", "-o", "json")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (host,) = json.loads(done.stdout)["hosts"]
+    return host
+
+
+def test_discover_finds_by_nvml_alone_what_it_finds_with_nvidia_smi(machine: Machine) -> None:
+    both, alone = discovered(machine, has_smi=True), discovered(machine, has_smi=False)
+    codes = {warning["code"] for warning in both["warnings"] + alone["warnings"]}
+    assert not codes & {"sources-differ", "probe-failed", "gpu-driver-absent", "links-unknown"}
+    for key in ("gpu_links", "nvlink_islands", "tp_groups"):
+        assert both[key] == alone[key]
+    assert len(alone["gpus"]) == len(machine.facts.gpus)
+    for one, other, fact in zip(both["gpus"], alone["gpus"], machine.facts.gpus, strict=True):
+        same = ("uuid", "name", "memory_bytes", "pci_bus_id", "numa_node", "state", "nvlinks_active", "nvlink_gbyte_s", "processes")  # fmt: skip
+        assert {key: one[key] for key in same} == {key: other[key] for key in same}
+        assert one["uuid"] == fact.uuid
+        assert one["cpu_affinity"] == other["cpu_affinity"] == fact.cpus
+
+
+def test_discover_names_an_nvlink_that_is_down(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "hgx-h100")
+    down = tuple(replace(g, nvlinks=17) if g.index == 3 else g for g in machine.facts.gpus)
+    (tmp_path / "gpus.tsv").write_text(replace(machine.facts, gpus=down).text())
+    host = discovered(machine, has_smi=True)
+    said = {warning["code"]: warning["text"] for warning in host["warnings"]}
+    assert said["nvlink-inactive"] == "GPU3: NVLink 17 of 18 inactive"
+    assert "sources-differ" not in said
+    assert [gpu["nvlinks_active"] for gpu in host["gpus"]] == [18, 18, 18, 17, 18, 18, 18, 18]
+
+
+def test_discover_keeps_the_other_gpus_when_one_is_lost(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "hgx-h100")
+    lost = tuple(replace(g, state="lost") if g.index == 2 else g for g in machine.facts.gpus)
+    (tmp_path / "gpus.tsv").write_text(replace(machine.facts, gpus=lost).text())
+    host = discovered(machine, has_smi=False)
+    assert [gpu["state"] for gpu in host["gpus"]] == ["free", "free", "lost", *["free"] * 5]
