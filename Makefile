@@ -41,7 +41,7 @@ lab-vllm: install  ## real vLLM engines with NIXL on lab hosts, on CPUs (root; i
 	scripts/lab_setup
 	scripts/lab_vllm
 
-bench-router: install  ## what the router costs, and how well it places, beside a bare pass-through
+bench-router: install  ## the router beside its rivals in one run, and the bounds it must hold (installs the rivals once; about 40 minutes)
 	$(BIN)/python benchmarks/router_bench.py $(BENCH)
 
 bench-plan: install  ## errors and bands of the estimates against public points, and a rival's on the same rows (about 10 minutes)

@@ -1,333 +1,184 @@
-"""What the router costs: CPU, added latency, memory, and how well it places, beside a bare pass-through in the same run.
+"""What a router costs and how well it places: dynctl, the rivals (`rivals.py`) and a bare pass-through in one run.
 
-Engines, load generator and trace are the harness that measured the peers (`peers/`). Only the router's process tree counts
-for CPU, read from /proc, so work of others on the machine does little harm; rounds are interleaved and the least of each
-is kept. Peers' figures are those of their quiet run on another day, and marked so; they are not run here.
+Engines, load generator and trace are the harness that measured the peers (`peers/`). Within a suite all take turns, round
+by round, so that what else the machine does is shared; of CPU time the least of the rounds counts, of placement the mean
+over seeds, of "heavy" the median over rounds. At the end every bound is printed with the best rival of this run.
 
-Run: python benchmarks/router_bench.py [micro] [latency] [rss] [trace] [heavy] [--rounds 5] [--seconds 1.5]
+Suites: micro (CPU, memory), latency, rss (150,000 words), trace, heavy, small (caches of a quarter of the working set).
+Run: python benchmarks/router_bench.py [suite …] [--rounds 5] [--seeds 5] [--only "kv|vllm-router round_robin"]
 """
 
 import argparse
-import asyncio
 import json
 import os
 import random
-import re
-import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
-import httptools
-import uvloop
+import rivals
+from stand import NUM_ENGINES, PEERS, Contender, Stand, cpu_s, load, rss_mb
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-HERE = Path(__file__).parent
-PEERS = HERE / "peers"
-NUM_ENGINES = 4
-CLOCK_HZ = os.sysconf("SC_CLK_TCK")
-BEST_PEERS = {
-    "CPU ms / short, round robin": ("vllm-router", 0.077),
-    "CPU ms / short, cache-aware": ("sglang", 0.121),
-    "CPU ms / short, event-driven": ("vllm-router kv_aware", 0.282),
-    "CPU ms / 64-chunk stream": ("sglang", 0.542),
-    "added ms p50, short": ("vllm-router", 0.63),
-    "added ms p50, first token": ("vllm-router", 0.73),
-    "RSS MB": ("smg", 61.0),
+BARE = Contender("bare", "bare")
+KV = Contender("dynctl kv", "dynctl", "kv")
+RULE_OFF = Contender("dynctl rule off", "dynctl", "kv", ("--set", "short_request_chars=0"))
+WORKERS = Contender("dynctl 2 workers", "dynctl", "kv", ("--workers", "2"))
+OWN = (KV, RULE_OFF, Contender("dynctl round_robin", "dynctl", "round_robin"), WORKERS)
+
+ROUND_ROBIN = tuple(Contender(f"{name} round_robin", name, "round_robin") for name in rivals.RIVALS)
+EVENT_DRIVEN = (
+    Contender("vllm-router kv_aware", "vllm-router", "kv_aware"),
+    Contender("dynamo kv", "dynamo", "kv"),
+)
+CACHE_AWARE = tuple(
+    Contender(f"{name} cache_aware", name, "cache_aware")
+    for name in ("sglang", "smg", "vllm-router")
+)
+PLACING = (*CACHE_AWARE, *EVENT_DRIVEN)
+
+SHAPES = {
+    "trace": ((), 60),
+    "heavy": (("--convs", 80, "--turns", 6, "--conv-rate", 16, "--think", 0.3), 150),
+    "small": (("--convs", 180), 60),
 }
-"""Of the quiet run on a machine of this kind; another run of another day, so ratios to them are rough."""
+"""By placing suite: the trace's parameters, and microseconds of prefill per uncached token."""
+
+CAPACITY = 2048
+"""Blocks per engine, except in "small"."""
 
 
-# The bare pass-through: uvloop and httptools with nothing else, engines in turn
+class Report:
+    """Bounds and what was measured against them."""
+
+    def __init__(self):
+        self.rows = []
+
+    def at_most(self, title, own, share, best):
+        """`best`: name and value of the best rival; None where none was there."""
+        if best is None:
+            self.rows.append((title, own, "no rival ran", None, f"≤ {share} ×", None))
+            return
+        name, value = best
+        self.rows.append((title, own, name, value, f"≤ {share} ×", own <= share * value))
+
+    def fixed(self, title, own, bound, holds, rival=("", None)):
+        self.rows.append((title, own, *rival, bound, holds))
+
+    def show(self):
+        print(f"\n{'':38}{'dynctl':>9}  {'best rival of this run':32}{'ratio':>6}  bound")
+        for title, own, name, value, bound, holds in self.rows:
+            shown = f"{name} {value:.4g}" if value is not None else name
+            ratio = f"{own / value:.2f}" if value else ""
+            verdict = {True: "holds", False: "MISSES", None: ""}[holds]
+            print(f"{title:38}{own:9.4g}  {shown:32}{ratio:>6}  {bound} {verdict}")
 
 
-class Front(asyncio.Protocol):
-    """A client's connection: whole requests go to the next engine."""
-
-    def __init__(self, pools):
-        self.pools, self.parts = pools, []
-        self.parser = httptools.HttpRequestParser(self)
-
-    def connection_made(self, transport):
-        self.transport = transport
-
-    def data_received(self, data):
-        self.parts.append(data)
-        self.parser.feed_data(data)
-
-    def on_message_complete(self):
-        wire, self.parts = b"".join(self.parts), []
-        port, free = self.pools[0]
-        self.pools.append(self.pools.pop(0))
-        if free:
-            free.pop().carry(self, wire)
-        else:
-            self.task = asyncio.ensure_future(self.connect(port, free, wire))
-
-    async def connect(self, port, free, wire):
-        loop = asyncio.get_running_loop()
-        _, back = await loop.create_connection(lambda: Back(free), "127.0.0.1", port)
-        back.carry(self, wire)
+def best_of(figures, contenders, better=min):
+    """Name and value of the best of some contenders; None when none of them was measured."""
+    found = [(figures[one.name], one.name) for one in contenders if one.name in figures]
+    if not found:
+        return None
+    value, name = better(found)
+    return name, value
 
 
-class Back(asyncio.Protocol):
-    """A connection to an engine: bytes go to the client as they come."""
-
-    def __init__(self, free):
-        self.free, self.parser = free, httptools.HttpResponseParser(self)
-
-    def connection_made(self, transport):
-        self.transport = transport
-
-    def carry(self, front, wire):
-        self.front = front
-        self.transport.write(wire)
-
-    def data_received(self, data):
-        if not self.front.transport.is_closing():
-            self.front.transport.write(data)
-        self.parser.feed_data(data)
-
-    def on_message_complete(self):
-        self.free.append(self)
-
-
-async def bare(port, engine_ports):
-    pools = [(engine, []) for engine in engine_ports]
-    server = await asyncio.get_running_loop().create_server(lambda: Front(pools), "127.0.0.1", port)
-    await server.serve_forever()
-
-
-# Processes
-
-
-def free_ports(number):
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
-
-
-def free_run(number):
-    """The first of some ports in a row."""
-    while True:
-        first = free_ports(1)[0]
+def start_all(stack, stand, contenders):
+    """Start all; one that does not come up is named and left out."""
+    found = {}
+    for contender in contenders:
         try:
-            for port in range(first, first + number):
-                with socket.socket() as one:
-                    one.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return first
-
-
-@contextmanager
-def running(command, log):
-    with Path(log).open("ab") as out:
-        process = subprocess.Popen(
-            [str(part) for part in command], stdout=out, stderr=subprocess.STDOUT, cwd=PEERS
-        )
-    try:
-        yield process.pid
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def tree(pid):
-    found, todo = [], [pid]
-    while todo:
-        found.append(todo.pop())
-        try:
-            for task in Path(f"/proc/{found[-1]}/task").iterdir():
-                todo += map(int, (task / "children").read_text().split())
-        except OSError:
-            continue
+            found[contender] = stack.enter_context(stand.router(contender))
+        except OSError as error:
+            print(f"{contender.name}: left out, it does not serve: {error}")
     return found
 
 
-def cpu_s(pid):
-    """User and system time of a process tree."""
-    ticks = 0
-    for one in tree(pid):
-        fields = Path(f"/proc/{one}/stat").read_text().rsplit(")", 1)[1].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / CLOCK_HZ
-
-
-def rss_mb(pid):
-    total = 0
-    for one in tree(pid):
-        status = Path(f"/proc/{one}/status").read_text()
-        total += int(re.search(r"VmRSS:\s+(\d+)", status)[1])
-    return total / 1024
-
-
-def load(*args):
-    done = subprocess.run(
-        [sys.executable, "loadgen.py", *map(str, args)],
-        cwd=PEERS,
-        capture_output=True,
-        timeout=400,
-        check=True,
-    )
-    return json.loads(done.stdout)
-
-
-def get(port, path):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-        return answer.read()
-
-
-def wait_up(port):
-    body = json.dumps(
-        {"model": "mock", "max_tokens": 1, "messages": [{"role": "user", "content": "w1"}]}
-    ).encode()
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/chat/completions", body, {"content-type": "application/json"}
-    )
-    until_s = time.monotonic() + 30
-    while True:
-        try:
-            with urllib.request.urlopen(request, timeout=5) as answer:
-                if answer.status == 200:
-                    return
-        except OSError:
-            if time.monotonic() > until_s:
-                raise
-        time.sleep(0.2)
-
-
-class Stand:
-    """Engines of one mode, and the routers before them."""
-
-    def __init__(self, folder, mode, extra=()):
-        self.folder, self.mode, self.extra = folder, mode, extra
-        self.engine_port, self.kv_port = free_run(NUM_ENGINES), free_run(NUM_ENGINES)
-        self.log = f"{folder}/log"
-
-    @contextmanager
-    def engines(self):
-        command = [sys.executable, "mock_engine.py", "--port", self.engine_port]
-        command += ["--workers", NUM_ENGINES, "--mode", self.mode, "--kv-port", self.kv_port]
-        command += ["--model-path", f"{self.folder}/model", "--capacity", 2048, *self.extra]
-        with running(command, self.log) as pid:
-            wait_up(self.engine_port)
-            yield pid
-
-    @contextmanager
-    def router(self, kind, policy="kv", flags=()):
-        """A router of some kind: its port and pid."""
-        [port] = free_ports(1)
-        if kind == "bare":
-            ports = ",".join(str(self.engine_port + i) for i in range(NUM_ENGINES))
-            command = [sys.executable, __file__, "--bare", f"{port}:{ports}"]
-        else:
-            command = [sys.executable, "-m", "dynctl", "route", "--listen", f"127.0.0.1:{port}"]
-            for i in range(NUM_ENGINES):
-                events = f",kv-events=tcp://127.0.0.1:{self.kv_port + i}"
-                command += ["--engine", f"http://127.0.0.1:{self.engine_port + i}{events}"]
-            command += ["--policy", policy, "--tokenizer", f"{self.folder}/model", *flags]
-        with running(command, self.log) as pid:
-            try:
-                wait_up(port)
-            except OSError:
-                print(Path(self.log).read_text()[-2000:])
-                raise
-            time.sleep(1.0)
-            yield port, pid
-
-    def stats(self, query=""):
-        return [json.loads(get(self.engine_port + i, f"/stats{query}")) for i in range(NUM_ENGINES)]
-
-
-KINDS = {
-    "bare": ("bare", "", ()),
-    "round robin": ("dynctl", "round_robin", ()),
-    "kv": ("dynctl", "kv", ()),
-    "kv, 2 workers": ("dynctl", "kv", ("--workers", "2")),
-    "kv, every one tokenised": ("dynctl", "kv", ("--set", "short_request_chars=0")),
-}
-
-
-def micro(folder, options):
-    """CPU per request and memory; a table of ms."""
-    stand = Stand(folder, "zero")
-    with stand.engines(), _all(stand, options.kinds) as routers:
-        rss = {name: rss_mb(pid) for name, (_, pid) in routers.items()}
+def micro(stand_of, contenders, options, report):
+    """CPU per request, and memory."""
+    stand = stand_of("zero")
+    least = {"short": {}, "stream": {}}
+    with stand.engines(), ExitStack() as stack:
+        routers = start_all(stack, stand, contenders((BARE, *OWN, *ROUND_ROBIN, *PLACING)))
+        rss = {one.name: rss_mb(up.pid) for one, up in routers.items()}
         figures = {}
         for test, extra in (("short", ()), ("stream", ("--chunks", 64))):
             for _ in range(options.rounds):
-                for name, (port, pid) in routers.items():
-                    before_s = cpu_s(pid)
+                for one, up in routers.items():
+                    before_s = cpu_s(up.pid)
+                    times = ("--seconds", options.seconds, "--warmup", 0.2)
                     result = load(
-                        test,
-                        *("--port", port, "--seconds", options.seconds, "--warmup", 0.2),
-                        *("--concurrency", 32, "--ignore-eos", *extra),
+                        *(test, "--port", up.port, "--concurrency", 32, "--ignore-eos"),
+                        *(*times, *extra),
                     )
+                    used_ms = (cpu_s(up.pid) - before_s) * 1e3
                     if result["errors"]:
-                        print(f"{name}: {result['errors']} errors")
-                    used_s = cpu_s(pid) - before_s
-                    figures.setdefault((name, test), []).append(
-                        used_s / max(1, result["total"]) * 1e3
-                    )
-        print_micro(figures, rss, {name: rss_mb(pid) for name, (_, pid) in routers.items()})
+                        print(f"{one.name}: {result['errors']} errors in {test}")
+                    rate = used_ms / max(1, result["total"])
+                    figures.setdefault((test, one.name), []).append(rate)
+        print("\nCPU ms per request, least (median) of rounds; memory of the tree at rest, MB\n")
+        print(f"{'':26}{'short':>18}{'64-chunk stream':>20}{'RSS':>8}{'after':>7}")
+        for one, up in routers.items():
+            row = f"{one.name:26}"
+            for test in ("short", "stream"):
+                values = figures[test, one.name]
+                least[test][one.name] = min(values)
+                row += f"{min(values):11.4f} ({statistics.median(values):.3f})"
+            print(f"{row}{rss[one.name]:10.1f}{rss_mb(up.pid):7.1f}")
+    short, stream = least["short"], least["stream"]
+    report_micro(report, short, stream, rss)
 
 
-@contextmanager
-def _all(stand, names):
-    with ExitStack() as stack:
-        yield {
-            name: stack.enter_context(stand.router(*KINDS[name][:2], flags=KINDS[name][2]))
-            for name in names
-        }
+def report_micro(report, short, stream, rss):
+    everyone = (*ROUND_ROBIN, *PLACING)
+    if KV.name in short:
+        best = best_of(short, ROUND_ROBIN)
+        report.at_most("CPU ms / short, defaults", short[KV.name], 0.8, best)
+        report.at_most("CPU ms / 64-chunk stream", stream[KV.name], 0.6, best_of(stream, everyone))
+        own, best = rss[KV.name], best_of(rss, everyone)
+        report.fixed("RSS at rest, MB", own, "≤ 60 MB", own <= 60, best or ("", None))
+    if RULE_OFF.name in short:
+        best = best_of(short, EVENT_DRIVEN)
+        report.at_most("CPU ms / short, rule off", short[RULE_OFF.name], 0.8, best)
+    if KV.name in short and WORKERS.name in short:
+        one, two = short[KV.name], short[WORKERS.name]
+        report.fixed("2 workers / 1, CPU per short", two / one, "≤ 1.1", two <= 1.1 * one)
 
 
-def print_micro(figures, rss_start, rss_end):
-    names = list(rss_start)
-    base = {test: min(figures.get(("bare", test), [float("nan")])) for test in ("short", "stream")}
-    print("\nCPU ms per request, least (median) of rounds; × bare\n")
-    print(f"{'':26}{'short':>16}{'× bare':>8}{'stream':>16}{'× bare':>8}{'RSS MB':>8}{'after':>7}")
-    for name in names:
-        row = f"{name:26}"
-        for test in ("short", "stream"):
-            values = figures[(name, test)]
-            row += f"{min(values):9.4f} ({statistics.median(values):.3f}){min(values) / base[test]:7.2f}"
-        print(f"{row}{rss_start[name]:8.1f}{rss_end[name]:7.1f}")
-    rows = (
-        ("CPU ms / short, round robin", "kv", "short", 0.8),
-        ("CPU ms / short, event-driven", "kv, every one tokenised", "short", 0.8),
-        ("CPU ms / 64-chunk stream", "kv", "stream", 0.6),
-    )
-    print("\nagainst the peers' quiet run (another day: rough)\n")
-    for title, name, test, share in rows:
-        peer, value = BEST_PEERS[title]
-        if (name, test) in figures:
-            ours = min(figures[(name, test)])
-            verdict = "holds" if ours <= share * value else "misses"
-            print(
-                f"{title:32}{ours:8.4f}  {peer} {value:.3f}, ratio {ours / value:.2f}, bound {share}: {verdict}"
+def latency(stand_of, contenders, options, report):
+    """Latency added at a low rate, one request at a time."""
+    stand = stand_of("zero")
+    with stand.engines(), ExitStack() as stack:
+        routers = start_all(stack, stand, contenders((BARE, *OWN, *ROUND_ROBIN, *PLACING)))
+        ports = [stand.engine_ports[0], *(up.port for up in routers.values())]
+        result = load(
+            *("pair", "--port", ports[0], "--ports", ",".join(map(str, ports)), "--rate", 120),
+            *("--seconds", options.latency_seconds, "--chunks", 16, "--ignore-eos"),
+        )
+    added = {"short": {}, "stream_ttft": {}}
+    print("\nms added over direct, p10 / p50\n")
+    for one, up in routers.items():
+        row = f"{one.name:26}"
+        for test, title in (("short", "short"), ("stream_ttft", "first token")):
+            figures = result[str(up.port)]
+            added[test][one.name] = figures[f"{test}_added_p50_ms"]
+            row += (
+                f"{title:>14} {figures[f'{test}_added_p10_ms']:5.2f} / {added[test][one.name]:.2f}"
             )
+        print(row)
+    for test, title in (("short", "short"), ("stream_ttft", "first token")):
+        if KV.name in added[test]:
+            best = best_of(added[test], (*ROUND_ROBIN, *PLACING))
+            report.at_most(f"added ms p50, {title}", added[test][KV.name], 0.8, best)
 
 
-def rss(folder, options):
-    """Memory at rest with the harness's vocabulary, and with one of 150,000 words."""
-    del options
-
+def big_vocabulary(stand_of, contenders, options, report):
+    """Memory at rest with a vocabulary of 150,000 words."""
+    del contenders, options
     draw = random.Random(1)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary, merges = {letter: at for at, letter in enumerate(letters)}, []
@@ -342,41 +193,21 @@ def rss(folder, options):
             pool.append(word)
     big = Tokenizer(models.BPE(vocabulary, merges))
     big.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model = Path(folder) / "model"
-    stand = Stand(folder, "zero")
+    stand = stand_of("zero")
+    saved = Path(stand.model, "tokenizer.json")
+    before = saved.read_bytes()
     with stand.engines():
-        for name in ("harness's model", "150,000 words"):
-            with stand.router("dynctl") as (_, pid):
-                print(f"RSS at rest, whole tree, {name}: {rss_mb(pid):.1f} MB")
-            big.save(str(model / "tokenizer.json"))
-    print(f"peers' best, quiet run: {BEST_PEERS['RSS MB'][1]} MB ({BEST_PEERS['RSS MB'][0]})")
-
-
-def latency(folder, options):
-    """Added latency at a low rate, requests in turn."""
-    stand = Stand(folder, "zero")
-    with stand.engines(), _all(stand, options.kinds) as routers:
-        ports = [stand.engine_port, *(port for port, _ in routers.values())]
-        result = load(
-            "pair",
-            *("--port", ports[0], "--ports", ",".join(map(str, ports)), "--rate", 120),
-            *("--seconds", options.seconds * options.rounds * 2, "--chunks", 16, "--ignore-eos"),
-        )
-        print("\nms added over direct, p10 / p50\n")
-        for name, (port, _) in routers.items():
-            one = result[str(port)]
-            print(
-                f"{name:26} short {one['short_added_p10_ms']:.2f} / {one['short_added_p50_ms']:.2f}"
-                f"   first token {one['stream_ttft_added_p10_ms']:.2f} / {one['stream_ttft_added_p50_ms']:.2f}"
-            )
-        for title in ("added ms p50, short", "added ms p50, first token"):
-            print(
-                f"peers' best, quiet run: {title} {BEST_PEERS[title][1]} ({BEST_PEERS[title][0]})"
-            )
+        big.save(str(saved))
+        try:
+            with stand.router(KV) as up:
+                own = rss_mb(up.pid)
+        finally:
+            saved.write_bytes(before)
+    report.fixed("RSS at rest, MB, 150,000 words", own, "", None)
 
 
 def bound_of(seed, shape):
-    """The hit rate of one cache without limit, for the trace of a seed."""
+    """One cache without limit, for the trace of a seed: its hit rate and the blocks it ends with."""
     sys.path.insert(0, str(PEERS))
     import loadgen  # noqa: PLC0415 - on the path only now
     import simcore  # noqa: PLC0415
@@ -398,72 +229,145 @@ def bound_of(seed, shape):
             seen.update(simcore.chain_hashes(tokens + out[:-1], 16))
             words = " ".join(simcore.tok_text(token) for token in out)
             messages.append({"role": "assistant", "content": words})
-    return num_cached / num_tokens
+    return num_cached / num_tokens, len(seen)
 
 
-def trace(folder, options, kind="trace"):
-    """Hit rate and balance of the shared-prefix trace over seeds."""
-    if kind == "heavy":
-        engines = ("--prefill-us", 150, "--itl-ms", 8)
-        shape = ("--convs", 80, "--turns", 6, "--conv-rate", 16, "--think", 0.3)
+def placing(suite):
+    """A suite of one trace."""
+
+    def run(stand_of, contenders, options, report):
+        shape, prefill_us = SHAPES[suite]
+        first = 3 if suite == "heavy" else 1
+        seeds = range(first, first + options.seeds)
+        bounds = {seed: bound_of(seed, shape) for seed in seeds}
+        blocks = CAPACITY if suite != "small" else bounds[first][1] // 4 // NUM_ENGINES
+        flags = ("--prefill-us", prefill_us, "--itl-ms", 8, "--capacity", blocks)
+        stand = stand_of("sim", flags)
+        chosen = contenders((KV, *PLACING, *((WORKERS,) if suite == "trace" else ())))
+        rows = {}
+        with stand.engines():
+            for seed in seeds:
+                for one in chosen:
+                    # Started anew each time: no router profits from what it saw in another's turn.
+                    try:
+                        with stand.router(one) as up:
+                            row = one_trace(up, seed, shape)
+                    except OSError as error:
+                        print(f"{suite} {seed} {one.name}: left out: {error}")
+                        continue
+                    rows.setdefault(one.name, []).append(row)
+                    print(suite, seed, one.name, row, flush=True)
+        bound = statistics.mean(found[0] for found in bounds.values())
+        report_placing(report, suite, rows, bound)
+
+    return run
+
+
+def one_trace(up, seed, shape):
+    up.stats("?reset=1&clear=1")
+    time.sleep(1.0)
+    up.stats("?reset=1")
+    before_s = cpu_s(up.pid)
+    result = load("trace", "--port", up.port, "--seed", seed, *shape)
+    stats = up.stats()
+    requests = [one["requests"] for one in stats]
+    cached, asked = (sum(one[f"{kind}_tokens"] for one in stats) for kind in ("cached", "prompt"))
+    row = {
+        "hit": cached / asked,
+        "max/mean": max(requests) / (sum(requests) / len(requests)),
+        "ttft_ms": result["ttft_mean_ms"],
+        "p99_ms": result["ttft_p99_ms"],
+        "cpu_ms": (cpu_s(up.pid) - before_s) / result["n"] * 1e3,
+        "errors": result["errors"],
+    }
+    return {name: round(value, 4) for name, value in row.items()}
+
+
+def report_placing(report, suite, rows, bound):
+    middle = statistics.median if suite == "heavy" else statistics.mean
+    figures = {
+        key: {name: middle(row[key] for row in found) for name, found in rows.items()}
+        for key in ("hit", "max/mean", "ttft_ms", "p99_ms", "cpu_ms")
+    }
+    print(f"\n{suite}: {middle.__name__} over seeds; one unlimited cache would hit {bound:.4f}\n")
+    print(f"{'':26}{'hit rate':>9}{'max/mean':>10}{'TTFT ms':>9}{'p99':>8}{'CPU ms':>8}")
+    for name, found in rows.items():
+        hit, share, ttft, p99, cpu = (figures[key][name] for key in figures)
+        spread = max(row["ttft_ms"] for row in found) - min(row["ttft_ms"] for row in found)
+        print(f"{name:26}{hit:9.4f}{share:10.2f}{ttft:9.1f}{p99:8.0f}{cpu:8.2f}  ±{spread / 2:.1f}")
+    if KV.name not in rows:
+        return
+    hit, share, ttft, p99 = (
+        figures[key][KV.name] for key in ("hit", "max/mean", "ttft_ms", "p99_ms")
+    )
+    best_hit = best_of(figures["hit"], PLACING, max) or ("", None)
+    best_ttft = best_of(figures["ttft_ms"], PLACING)
+    if suite == "trace":
+        report.fixed(
+            "trace: hit rate", hit, f"≥ {bound - 0.005:.4f}", hit >= bound - 0.005, best_hit
+        )
+        best = best_of(figures["max/mean"], PLACING) or ("", None)
+        report.fixed("trace: max/mean load", share, "≤ 1.25", share <= 1.25, best)
+        if WORKERS.name in rows:
+            two = figures["hit"][WORKERS.name]
+            report.fixed("trace: hit rate, 2 workers", two, "as 1", abs(two - hit) <= 0.005)
+            two = figures["max/mean"][WORKERS.name]
+            report.fixed("trace: max/mean, 2 workers", two, "≤ 1.25", two <= 1.25)
+    elif suite == "heavy":
+        report.at_most("heavy: TTFT mean, ms", ttft, 1.0, best_ttft)
+        report.at_most("heavy: TTFT p99, ms", p99, 1.0, best_of(figures["p99_ms"], PLACING))
     else:
-        engines, shape = ("--prefill-us", 60, "--itl-ms", 8), ()
-    stand = Stand(folder, "sim", engines)
-    flags = tuple(options.flag or ())
-    first = 3 if kind == "heavy" else 1
-    rows = []
-    with stand.engines(), stand.router("dynctl", options.policy, flags) as (port, pid):
-        for seed in range(first, first + options.seeds):
-            stand.stats("?reset=1&clear=1")
-            time.sleep(1.0)
-            stand.stats("?reset=1")
-            before_s = cpu_s(pid)
-            result = load("trace", "--port", port, "--seconds", 1, "--seed", seed, *shape)
-            stats = stand.stats()
-            requests = [one["requests"] for one in stats]
-            row = {
-                "bound": bound_of(seed, shape),
-                "hit": sum(one["cached_tokens"] for one in stats)
-                / sum(one["prompt_tokens"] for one in stats),
-                "max/mean": max(requests) / (sum(requests) / len(requests)),
-                "cpu_ms": (cpu_s(pid) - before_s) / result["n"] * 1e3,
-                "ttft_ms": result["ttft_mean_ms"],
-                "p99_ms": result["ttft_p99_ms"],
-                "errors": result["errors"],
-            }
-            rows.append(row)
-            print(kind, seed, {name: round(value, 4) for name, value in row.items()}, requests)
-    mean = {name: round(statistics.mean(row[name] for row in rows), 4) for name in rows[0]}
-    print(f"{kind} mean of {len(rows)} seeds: {mean}")
+        if best_hit[1] is not None:
+            bound = best_hit[1] + 0.03
+            report.fixed("small: hit rate", hit, f"≥ {bound:.4f}", hit >= bound, best_hit)
+        report.at_most("small: TTFT mean, ms", ttft, 0.9, best_ttft)
+
+
+SUITES = {"micro": micro, "latency": latency, "rss": big_vocabulary}
+SUITES |= {name: placing(name) for name in SHAPES}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suites", nargs="*", default=["micro", "latency", "rss", "trace"])
+    parser.add_argument("suites", nargs="*", default=list(SUITES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--latency-seconds", type=float, default=60.0)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--policy", default="kv")
-    parser.add_argument("--flag", action="append", help="a further flag of `dynctl route`")
-    parser.add_argument("--kinds", default="|".join(KINDS), help="names with | between them")
-    parser.add_argument("--bare", help=argparse.SUPPRESS)
+    parser.add_argument("--only", help="names of routers with | between them, instead of all")
+    parser.add_argument("--flag", action="append", default=[], help="one more of `dynctl route`")
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    parser.add_argument(
+        "--rivals", default=cache / "dynctl/peers", help="where rivals are installed"
+    )
     options = parser.parse_args()
-    options.kinds = options.kinds.split("|")
-    if options.bare:
-        port, _, engines = options.bare.partition(":")
-        uvloop.run(bare(int(port), list(map(int, engines.split(",")))))
-        return
+    wanted = options.only.split("|") if options.only else None
+    present = {"dynctl", "bare", *rivals.install(options.rivals)}
+
+    def contenders(those):
+        chosen = [
+            one for one in those if one.kind in present and (not wanted or one.name in wanted)
+        ]
+        return [
+            Contender(one.name, one.kind, one.policy, (*one.flags, *options.flag))
+            if one.kind == "dynctl"
+            else one
+            for one in chosen
+        ]
+
+    report = Report()
     with tempfile.TemporaryDirectory(prefix="router-bench") as folder:
-        subprocess.run(
-            [sys.executable, "make_model.py", f"{folder}/model"],
-            cwd=PEERS,
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        make_model = [sys.executable, "make_model.py", f"{folder}/model"]
+        subprocess.run(make_model, cwd=PEERS, check=True, stdout=subprocess.DEVNULL)
         for suite in options.suites:
-            {"micro": micro, "latency": latency, "trace": trace, "rss": rss}.get(
-                suite, lambda *args: trace(*args, kind="heavy")
-            )(folder, options)
+            SUITES[suite](
+                lambda mode, flags=(): Stand(folder, options.rivals, mode, flags),
+                contenders,
+                options,
+                report,
+            )
+        print(f"\nload average now: {json.dumps(os.getloadavg())}")
+    report.show()
 
 
 if __name__ == "__main__":

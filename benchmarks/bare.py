@@ -1,0 +1,71 @@
+"""A bare pass-through: uvloop and httptools with nothing else, engines in turn. What any router in Python costs at least.
+
+Run: python benchmarks/bare.py PORT ENGINE_PORT…
+"""
+
+import asyncio
+import sys
+
+import httptools
+import uvloop
+
+
+class Front(asyncio.Protocol):
+    """A client's connection: whole requests go to the next engine."""
+
+    def __init__(self, pools):
+        self.pools, self.parts = pools, []
+        self.parser = httptools.HttpRequestParser(self)
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def data_received(self, data):
+        self.parts.append(data)
+        self.parser.feed_data(data)
+
+    def on_message_complete(self):
+        wire, self.parts = b"".join(self.parts), []
+        port, free = self.pools[0]
+        self.pools.append(self.pools.pop(0))
+        if free:
+            free.pop().carry(self, wire)
+        else:
+            self.task = asyncio.ensure_future(self.connect(port, free, wire))
+
+    async def connect(self, port, free, wire):
+        loop = asyncio.get_running_loop()
+        _, back = await loop.create_connection(lambda: Back(free), "127.0.0.1", port)
+        back.carry(self, wire)
+
+
+class Back(asyncio.Protocol):
+    """A connection to an engine: bytes go to the client as they come."""
+
+    def __init__(self, free):
+        self.free, self.parser = free, httptools.HttpResponseParser(self)
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def carry(self, front, wire):
+        self.front = front
+        self.transport.write(wire)
+
+    def data_received(self, data):
+        if not self.front.transport.is_closing():
+            self.front.transport.write(data)
+        self.parser.feed_data(data)
+
+    def on_message_complete(self):
+        self.free.append(self)
+
+
+async def main(port, engine_ports):
+    pools = [(engine, []) for engine in engine_ports]
+    server = await asyncio.get_running_loop().create_server(lambda: Front(pools), "127.0.0.1", port)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(int(sys.argv[1]), list(map(int, sys.argv[2:]))))
