@@ -111,10 +111,13 @@ def pace_on(
 ) -> Pace | None:
     """How fast an engine is on the worst of some groups; None where the GPU's peaks are unknown."""
     worst = min((worst_tp_link(g, parallelism.tp) for g in groups), key=link_rank, default=None)
-    return _pace(model, kind, parallelism, worst)
+    return pace_at(model, kind, parallelism, worst)
 
 
-def _pace(model: Model, kind: GpuKind, parallelism: Parallelism, label: str | None) -> Pace | None:
+def pace_at(
+    model: Model, kind: GpuKind, parallelism: Parallelism, label: str | None
+) -> Pace | None:
+    """How fast an engine is whose tensor-parallel ranks are linked so; None where the GPU's peaks are unknown."""
     spec = find_spec(kind.name)
     if spec is None:
         return None
@@ -249,7 +252,7 @@ def _of_size(
                 if link_rank(own) >= link_rank(label)
             ),
             found,
-            _pace(model, kind, parallelism, label),
+            pace_at(model, kind, parallelism, label),
             tokens,
         )
         for label in classes
@@ -286,7 +289,7 @@ def option_of(
         batched_choices(wish, kind.memory_bytes)[0],
         sheet(model, parallelism, room_of(wish, kind.memory_bytes)),
     )
-    pace = _pace(model, kind, parallelism, link)
+    pace = pace_at(model, kind, parallelism, link)
     return Option(kind, parallelism, link, tuple(groups), memory, pace, tokens)
 
 

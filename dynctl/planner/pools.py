@@ -30,7 +30,7 @@ from dynctl.planner.placement import (
     natural,
     replica_on,
 )
-from dynctl.planner.spanning import NOT_YET, better_elsewhere, over_hosts
+from dynctl.planner.spanning import NOT_YET, about_domains, better_elsewhere, over_hosts
 from dynctl.planner.transfer import Fabric
 from dynctl.planner.verdict import why_chosen
 
@@ -108,6 +108,8 @@ def searched_pools(draft: Draft, ground: Ground, hosts: Sequence[Host]) -> None:
         settle(trail, choice)
         draft.reasons += why_chosen(wish, model, trail, ground.fabric)
         draft.reasons += better_elsewhere(pricer, model, options, trail, hosts)
+        used = {group.host.name for groups in draft.groups.values() for group in groups}
+        draft.reasons += about_domains(hosts, used)
     free = ground.allocation.num_free(hosts)
     if free:
         draft.reasons.append(
@@ -123,7 +125,7 @@ def _no_option(
     misfits: Sequence[sizes.Misfit],
 ) -> PlanError:
     if misfits:
-        spanning = over_hosts(wish, model, ground.allocation, hosts, ground.fabric)
+        spanning = over_hosts(wish, model, ground.allocation, hosts)
         return sizes.refuse_fit(wish, model, misfits, spanning)
     return PlanError(
         f"deployment {wish.name}: {model.num_heads} attention heads divide over no group of GPUs there is",

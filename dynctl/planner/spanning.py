@@ -1,28 +1,28 @@
 """Layouts that would be worth having and cannot be started yet: engines over several hosts, data and expert parallel.
 
-They are only shown, marked `not startable yet`. Over hosts a pipeline comes first; tensor parallelism only over a
-fast fabric and when no pipeline holds the model.
+They are only shown, marked `not startable yet`. Hosts of one NVLink domain are as one host here. Over other hosts a
+pipeline comes first; tensor parallelism only over a fast fabric and when no pipeline holds the model.
 Not here: layouts that can be started (`options`, `layouts`).
 Pure.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from dynctl.core.hardware import GpuState, Host
 from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
 from dynctl.core.plan import Parallelism
+from dynctl.core.text import clean
 from dynctl.core.units import format_count
-from dynctl.planner.choosing import Trail
+from dynctl.planner.choosing import Trail, tuned
 from dynctl.planner.drawing import parallelism_text
-from dynctl.planner.estimate import Layout, Side
+from dynctl.planner.grouping import link_rank
 from dynctl.planner.layouts import Pricer
-from dynctl.planner.limits import batched_choices, room_of
-from dynctl.planner.memory import legal_tp, sheet
-from dynctl.planner.options import Option, max_sequences, needed_tokens, pace_on
+from dynctl.planner.memory import legal_tp
+from dynctl.planner.options import Option, fitting_batch, pace_at
 from dynctl.planner.placement import Allocation, GpuKind, Group, kind_of
-from dynctl.planner.transfer import Fabric, outside
+from dynctl.planner.transfer import outside
 
 NOT_YET = "not startable yet"
 FAST_BYTES_S = 25e9
@@ -40,14 +40,48 @@ class Spanning:
     kind: GpuKind
     host_names: tuple[str, ...]
     kv_tokens: int
+    is_in_domain: bool = False
+    """Whether NVLink joins the hosts."""
 
     def __str__(self) -> str:
         hosts = ", ".join(self.host_names)
         return (
-            f"{NOT_YET}: {parallelism_text(self.parallelism)} over {hosts} "
+            f"{NOT_YET}: {parallelism_text(self.parallelism)} over {hosts}"
+            f"{' of one NVLink domain' if self.is_in_domain else ''} "
             f"({self.parallelism.num_gpus} × {self.kind.name}) would hold it with "
             f"{format_count(self.kv_tokens)} KV tokens"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """Hosts that NVLink joins, as the GPUs of a GB200 rack: all their GPUs are of one clique."""
+
+    clique: str
+    hosts: tuple[Host, ...]
+
+
+def nvlink_domains(hosts: Sequence[Host]) -> tuple[Domain, ...]:
+    """The NVLink domains of several hosts, in the order of their first hosts."""
+    members: dict[str, list[Host]] = {}
+    for host in hosts:
+        cliques = {gpu.health.fabric_clique for gpu in host.gpus}
+        if len(cliques) == 1 and (clique := cliques.pop()):
+            members.setdefault(clique, []).append(host)
+    return tuple(Domain(clique, tuple(m)) for clique, m in members.items() if len(m) > 1)
+
+
+def about_domains(hosts: Sequence[Host], used: Collection[str]) -> list[str]:
+    """What it means for a plan that hosts it uses are joined by NVLink."""
+    return [
+        (
+            f"{len(domain.hosts)} hosts from {domain.hosts[0].name} to {domain.hosts[-1].name} are one NVLink domain "
+            f"(clique {clean(domain.clique, 60)}): engines over several of them are {NOT_YET}, and KV is taken to move over "
+            "the network, since engines do not keep it in fabric memory by default"
+        )
+        for domain in nvlink_domains(hosts)
+        if any(host.name in used for host in domain.hosts)
+    ]
 
 
 def over_hosts(
@@ -55,11 +89,9 @@ def over_hosts(
     model: Model,
     allocation: Allocation,
     hosts: Sequence[Host],
-    fabric: Fabric,
 ) -> str:
     """Describe the smallest engine over several hosts that would hold a model; empty when there is none."""
-    del fabric  # links between hosts decide only whether tensor parallelism may cross them
-    for spans in (_pipelines, _wide):
+    for spans in (_in_domains, _pipelines, _wide):
         found = [
             each
             for kind in allocation.kinds(hosts)
@@ -76,6 +108,28 @@ def _ranks(kind: GpuKind, tp: int, allocation: Allocation, hosts: Sequence[Host]
     """One group of a size per host, at most `MAX_HOSTS`."""
     found = [allocation.groups(host, kind, tp) for host in hosts]
     return [groups[0] for groups in found if groups][:MAX_HOSTS]
+
+
+def _in_domains(
+    wish: DeploymentWish,
+    model: Model,
+    kind: GpuKind,
+    allocation: Allocation,
+    hosts: Sequence[Host],
+) -> Iterator[Spanning]:
+    for domain in nvlink_domains(hosts):
+        for inner in (8, 4, 2, 1):
+            ranks = _ranks(kind, inner, allocation, domain.hosts)
+            for count in range(2, len(ranks) + 1):
+                tokens = (
+                    _tokens(wish, model, kind, Parallelism(inner * count))
+                    if legal_tp(model, inner * count)
+                    else 0
+                )
+                if tokens:
+                    names = tuple(group.host.name for group in ranks[:count])
+                    yield Spanning(Parallelism(inner * count), kind, names, tokens, True)
+                    break
 
 
 def _pipelines(
@@ -121,8 +175,18 @@ def _wide(
 
 def _tokens(wish: DeploymentWish, model: Model, kind: GpuKind, parallelism: Parallelism) -> int:
     """KV tokens of an engine; 0 when they are too few."""
-    found = sheet(model, parallelism, room_of(wish, kind.memory_bytes))
-    return found.kv_capacity_tokens if found.kv_capacity_tokens >= needed_tokens(wish) else 0
+    found = fitting_batch(wish, model, kind, parallelism)
+    return 0 if found is None else found[1].kv_capacity_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Idea:
+    """An engine that cannot be started yet, with its worst link and where it would be."""
+
+    kind: GpuKind
+    parallelism: Parallelism
+    link: str | None
+    where: str
 
 
 def better_elsewhere(
@@ -132,57 +196,66 @@ def better_elsewhere(
     trail: Trail,
     hosts: Sequence[Host],
 ) -> list[str]:
-    """Mention data and expert parallel layouts of a MoE model that would bear clearly more per GPU."""
-    if not model.num_experts or trail.chosen is None or not trail.chosen.num_gpus:
+    """Mention data and expert parallel layouts, and engines over an NVLink domain, that would bear clearly more per GPU."""
+    if trail.chosen is None or not trail.chosen.num_gpus:
         return []
     chosen = trail.chosen.rate_rps / trail.chosen.num_gpus
-    found = []
-    for kind in dict.fromkeys(option.kind for option in options):
-        largest = max(_num_of(host, kind) for host in hosts)
-        for tp in (1, 2, 4):
-            for dp in (2, 4, 8):
-                parallelism = Parallelism(tp, 1, dp, tp * dp)
-                if tp * dp <= largest and legal_tp(model, tp):
-                    rate = _rate_per_gpu(pricer, model, kind, parallelism, hosts)
-                    found.append((rate, parallelism, kind))
+    ideas = [
+        idea
+        for kind in dict.fromkeys(option.kind for option in options)
+        for idea in (*_parallel_inside(model, kind, hosts), *_over_domains(model, kind, hosts))
+    ]
+    found = [(_rate_per_gpu(pricer, model, idea), idea) for idea in ideas]
     if not found:
         return []
-    rate, parallelism, kind = max(found, key=lambda f: (f[0], -f[1].num_gpus, f[2]))
+    rate, best = max(found, key=lambda f: (f[0], -f[1].parallelism.num_gpus, f[1].kind))
     if rate < chosen * WORTH:
         return []
     return [
         (
-            f"{NOT_YET}: {parallelism_text(parallelism)} on {kind.name} would bear {rate:.3g} req/s per GPU, "
-            f"the chosen layout {chosen:.3g}"
+            f"{NOT_YET}: {parallelism_text(best.parallelism)} on {best.kind.name}{best.where} would bear {rate:.3g} "
+            f"req/s per GPU, the chosen layout {chosen:.3g}"
         )
     ]
+
+
+def _parallel_inside(model: Model, kind: GpuKind, hosts: Sequence[Host]) -> Iterator[_Idea]:
+    """Data and expert parallel engines of a MoE model inside one host."""
+    largest = max(_num_of(host, kind) for host in hosts)
+    for tp in (1, 2, 4) if model.num_experts else ():
+        for dp in (2, 4, 8):
+            if tp * dp <= largest and legal_tp(model, tp):
+                able = [host for host in hosts if _num_of(host, kind) >= tp * dp]
+                yield _Idea(kind, Parallelism(tp, 1, dp, tp * dp), _worst_link(able[0], kind), "")
+
+
+def _over_domains(model: Model, kind: GpuKind, hosts: Sequence[Host]) -> Iterator[_Idea]:
+    """Engines larger than a host, tensor parallel and for MoE models also data and expert parallel."""
+    for domain in nvlink_domains(hosts):
+        sizes = [_num_of(host, kind) for host in domain.hosts]
+        where = f" over several of the {len(sizes)} hosts of one NVLink domain"
+        link = min((_worst_link(h, kind) for h in domain.hosts), key=link_rank)
+        for tp in (1, 2, 4, 8, 16):
+            for dp in (1, 2, 4, 8, 16, 32) if model.num_experts else (1,):
+                if max(sizes) < tp * dp <= sum(sizes) and legal_tp(model, tp):
+                    yield _Idea(kind, Parallelism(tp, 1, dp, tp * dp if dp > 1 else 1), link, where)
+
+
+def _worst_link(host: Host, kind: GpuKind) -> str | None:
+    places = tuple(i for i, gpu in enumerate(host.gpus) if kind_of(gpu) == kind)
+    return Group(host, places).worst_link()
 
 
 def _num_of(host: Host, kind: GpuKind) -> int:
     return sum(gpu.state is GpuState.FREE and kind_of(gpu) == kind for gpu in host.gpus)
 
 
-def _rate_per_gpu(
-    pricer: Pricer,
-    model: Model,
-    kind: GpuKind,
-    parallelism: Parallelism,
-    hosts: Sequence[Host],
-) -> float:
-    found = sheet(model, parallelism, room_of(pricer.wish, kind.memory_bytes))
-    if found.kv_capacity_tokens < needed_tokens(pricer.wish):
+def _rate_per_gpu(pricer: Pricer, model: Model, idea: _Idea) -> float:
+    wish, kind, parallelism = pricer.wish, idea.kind, idea.parallelism
+    fitting = fitting_batch(wish, model, kind, parallelism)
+    pace = pace_at(model, kind, parallelism, idea.link)
+    if fitting is None or pace is None:
         return 0.0
-    groups = [
-        Group(host, tuple(i for i, gpu in enumerate(host.gpus) if kind_of(gpu) == kind))
-        for host in hosts
-        if _num_of(host, kind) >= parallelism.num_gpus
-    ]
-    pace = pace_on(model, kind, parallelism, groups[:1])
-    if pace is None or not groups:
-        return 0.0
-    tokens = float(found.kv_capacity_tokens)
-    side = Side(
-        pace, 1, max_sequences(pricer.wish, found), tokens,
-        batched_choices(pricer.wish, kind.memory_bytes)[0],
-    )  # fmt: skip
-    return pricer.max_rate_rps(Layout(side)) / parallelism.num_gpus
+    tokens, memory = fitting
+    option = Option(kind, parallelism, idea.link, (), memory, pace, tokens)
+    return tuned(pricer, model, option)[1] / parallelism.num_gpus

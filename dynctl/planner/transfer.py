@@ -86,7 +86,8 @@ class Fabric:
         rdma = [kind for kind in _BEST_KINDS if kind in measured]
         if rdma:
             # A host pair was measured; one engine cannot have more than its own devices carry.
-            best = min(measured[rdma[0]], nominal.bytes_s if _has_rdma(ends) else measured[rdma[0]])
+            is_capped = _has_rdma(ends) and not _in_one_domain(prefill, decode)
+            best = min(measured[rdma[0]], nominal.bytes_s if is_capped else measured[rdma[0]])
             return Speed(best, f"measured: {rdma[0].value}")
         if LinkKind.TCP in measured and not _has_rdma(ends):
             return Speed(measured[LinkKind.TCP], "measured: tcp")
@@ -127,6 +128,12 @@ def _distinct(groups: Sequence[Group]) -> list[Group]:
     for group in found.values():
         kept.setdefault((group.host.name, outside(group).bytes_s), group)
     return list(kept.values())
+
+
+def _in_one_domain(one: Group, other: Group) -> bool:
+    """Whether NVLink joins engines of two hosts."""
+    cliques = {gpu.health.fabric_clique for gpu in (*one.gpus, *other.gpus)}
+    return len(cliques) == 1 and None not in cliques
 
 
 def _has_rdma(ends: Sequence[Speed]) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from dynctl.core.hardware import Gpu, GpuState, Host, Nic, Topology
 from dynctl.core.inventory import DeploymentWish, EngineSpec, HostEntry, Inventory
+from dynctl.core.machine import GpuHealth
 from dynctl.core.units import GIB
 from dynctl.planner.grouping import nvlink_islands
 from dynctl.planner.model import read_model
@@ -68,7 +69,7 @@ def model(name):
     return read_model(CONFIGS[name], name)
 
 
-def host(name, count=0, kind="h100", link="NV18", states=None, nics=False, **change):
+def host(name, count=0, kind="h100", link="NV18", states=None, nics=False, clique=None, **change):
     """`link` is one label for every pair, or a whole matrix as text."""
     rows = [line.split() for line in link.split("\n")] if " " in link else None
     links = tuple(
@@ -84,6 +85,7 @@ def host(name, count=0, kind="h100", link="NV18", states=None, nics=False, **cha
             memory_bytes=memory,
             numa_node=i * 2 // count,
             state=(states or {}).get(i, GpuState.FREE),
+            health=GpuHealth(fabric_clique=clique),
         )
         for i in range(count)
     )

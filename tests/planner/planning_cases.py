@@ -27,6 +27,8 @@ CHAT = Workload(isl_tokens=2048, osl_tokens=256, rate_rps=4.0)
 BUSY = Workload(isl_tokens=2048, osl_tokens=256, rate_rps=24.0, shared_prefix_ratio=0.3)
 LONG = Workload(isl_tokens=8192, osl_tokens=256, rate_rps=12.0)
 GOALS = Slo(2000, 50)
+RACK = "1f0f5a3e-6f2b-4c1d-9c57-3d0a8a6e2b11/1"
+"""The NVLink clique of all trays of a GB200 rack."""
 
 
 def one_h100(b):
@@ -79,7 +81,8 @@ def eight_h100_slow(b):
 
 
 def gb200_rack(b):
-    return [b.host(f"tray-{i:02}", 4, "gb200", nics=True) for i in range(1, 19)], BUSY
+    trays = [b.host(f"tray-{i:02}", 4, "gb200", nics=True, clique=RACK) for i in range(1, 19)]
+    return trays, BUSY
 
 
 def sick_and_busy(b):
