@@ -5,7 +5,8 @@ Not here: hashing (`tracker`), the relay's frames (`wire`). IO: zmq sockets, eve
 """
 
 import asyncio
-from collections import deque
+import sys
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
@@ -17,13 +18,54 @@ from dynctl.errors import EngineError
 from dynctl.kv.events import MAX_PAYLOAD_BYTES, EventBatch, EventError, decode
 from dynctl.kv.publisher import END_SEQ
 from dynctl.kv.sequence import EventSequence, SequenceCounts, Verdict
+from dynctl.kv.wire import SourceHealth
 
 TICK_S = 0.25
 AUDIT_S = 10.0
 MAX_ERRORS_PER_MINUTE = 10
+_RESUBSCRIBE_S = 0.25
 _HWM = 20_000
 _SLICE = 100
 """Messages taken before other work on the loop gets its turn."""
+MAX_RANKS = 64
+"""Data-parallel ranks one engine may have; batches of others are left out (K16)."""
+_BEHIND_S = 2.0
+"""After so long with more messages waiting than can be taken, what is known says nothing any more (K19)."""
+_MISSING_TRUST = 0.5
+"""While batches are missing, what was cached most probably still is. A guess."""
+
+
+class ReplaySlots:
+    """Lets few readers replay at once; the others wait their turn (K6)."""
+
+    def __init__(self, number: int = 4) -> None:
+        self._free = number
+        self._holders: set[object] = set()
+        self._line: OrderedDict[object, Callable[[], None]] = OrderedDict()
+
+    def enter(self, who: object, begin: Callable[[], None]) -> None:
+        """Call `begin` as soon as there is room: at once, or when another leaves."""
+        if who in self._holders or self._free:
+            if who not in self._holders:
+                self._holders.add(who)
+                self._free -= 1
+            begin()
+        else:
+            self._line[who] = begin
+
+    def is_waiting(self, who: object) -> bool:
+        """Tell whether this one's turn has not come yet."""
+        return who in self._line
+
+    def leave(self, who: object) -> None:
+        """Make room for the next; one that was not in changes nothing."""
+        self._line.pop(who, None)
+        if who not in self._holders:
+            return
+        self._holders.remove(who)
+        self._free += 1
+        if self._line:
+            self.enter(*self._line.popitem(last=False))
 
 
 class EventSink(Protocol):
@@ -34,6 +76,9 @@ class EventSink(Protocol):
 
     def on_reset(self) -> None:
         """Forget everything known of this engine: it restarted, or events are lost for good."""
+
+    def on_trust(self, trust: float) -> None:
+        """Take the news how far what was told is to be believed from now on, 0 to 1."""
 
     def on_failed(self, reason: str) -> None:
         """Take the news that the source is given up; nothing more will come."""
@@ -50,8 +95,11 @@ class KvEventReader:
         sink: EventSink,
         *,
         context: "zmq.Context[zmq.Socket[bytes]]",
+        slots: ReplaySlots | None = None,
     ) -> None:
+        """`slots` is shared by the readers of one process."""
         self._context = context
+        self._slots = slots or ReplaySlots()
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint
         self._topic = topic.encode()
@@ -64,8 +112,15 @@ class KvEventReader:
         self._timers: dict[str, asyncio.Handle] = {}
         self._errors_at: deque[float] = deque(maxlen=MAX_ERRORS_PER_MINUTE + 1)
         self._last_live_s = 0.0
+        self._full_since_s: float | None = None
+        """Since when more live messages wait than are taken at once."""
+        self._trust = 1.0
+        self._was_connected = False
+        self._other_topic = b""
         self.num_errors = 0
         self.num_unknown_events = 0
+        self.num_unknown_ranks = 0
+        """Batches of ranks no engine has."""
 
     @property
     def counts(self) -> SequenceCounts:
@@ -76,6 +131,16 @@ class KvEventReader:
     def is_stale(self) -> bool:
         """Tell whether events are missing just now, or reading has ended."""
         return self._sub is None or self._sequence.is_repairing
+
+    @property
+    def health(self) -> SourceHealth:
+        """How well the engine's cache is known, and what was odd so far."""
+        return SourceHealth(
+            self._trust,
+            self._was_connected,
+            self.num_errors + self.num_unknown_events + self.num_unknown_ranks,
+            other_topic=clean(self._other_topic.decode("utf-8", "replace"))[:64],
+        )
 
     @property
     def last_seq(self) -> int:
@@ -97,7 +162,9 @@ class KvEventReader:
             self.close()
             raise
         self._later("tick", TICK_S, self._on_tick)
+        # The descriptors are edge-triggered: what came before they were watched is told by nobody.
         self._on_live()
+        self._later("connected", 0.0, self._on_connected)
 
     def close(self) -> None:
         """Close the sockets and stop all timers."""
@@ -105,6 +172,10 @@ class KvEventReader:
             timer.cancel()
         self._timers.clear()
         self._drop_replay()
+        self._slots.leave(self)
+        self._unsubscribe()
+
+    def _unsubscribe(self) -> None:
         if self._sub is not None and self._loop is not None:
             self._loop.remove_reader(self._sub.fileno())
             if self._monitor is not None:
@@ -118,7 +189,7 @@ class KvEventReader:
     def _subscribe(self, loop: asyncio.AbstractEventLoop) -> None:
         self._sub = self._socket(zmq.SUB)
         self._sub.setsockopt(zmq.SUBSCRIBE, self._topic)
-        self._monitor = self._sub.get_monitor_socket(zmq.EVENT_CONNECTED)
+        self._monitor = self._sub.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
         loop.add_reader(self._sub.fileno(), self._on_live)
         loop.add_reader(self._monitor.fileno(), self._on_connected)
         self._connect(self._sub, self._endpoint)
@@ -139,11 +210,27 @@ class KvEventReader:
 
     def _on_connected(self) -> None:
         """Look whether it is still the same engine that answers, each time the subscription connects."""
-        for _ in self._take("connected", self._monitor, self._on_connected):
-            self._obey(self._sequence.reconnected(self._now()))
+        for frames in self._take("connected", self._monitor, self._on_connected):
+            if int.from_bytes(frames[0][:2], sys.byteorder) == zmq.EVENT_CONNECTED:
+                self._was_connected = True
+                self._obey(self._sequence.reconnected(self._now()))
+            else:
+                # After a frame beyond all bounds zmq cuts the connection and does not try again by itself.
+                self._later("subscribe", _RESUBSCRIBE_S, self._resubscribe)
+
+    def _resubscribe(self) -> None:
+        assert self._loop is not None
+        self._unsubscribe()
+        self._subscribe(self._loop)
+        self._on_live()
 
     def _on_live(self) -> None:
-        for frames in self._take("live", self._sub, self._on_live):
+        messages = self._take("live", self._sub, self._on_live)
+        if len(messages) < _SLICE:
+            self._full_since_s = None
+        elif self._full_since_s is None:
+            self._full_since_s = self._now()
+        for frames in messages:
             if self._sub is None:
                 return  # given up meanwhile
             # 3 frames: topic, sequence, payload.
@@ -155,9 +242,10 @@ class KvEventReader:
                 self._count_error(f"an event message of {len(frames)} frames")
 
     def _on_replay(self) -> None:
-        for frames in self._take("replay", self._replay, self._on_replay):
-            if self._replay is None:
-                return  # given up, or asked anew on another socket
+        asked = self._replay
+        for frames in self._take("replay", asked, self._on_replay):
+            if self._replay is not asked:
+                return  # given up, or asked anew: the rest answers the old question
             # ["", topic, sequence, payload]; older releases leave out the topic.
             if len(frames) not in {3, 4} or len(frames[-2]) != 8:
                 self._count_error(f"a replay message of {len(frames)} frames")
@@ -166,6 +254,8 @@ class KvEventReader:
                 self._drop_replay()
                 self._obey(self._sequence.replay_ended(self._now()))
                 return
+            if len(frames) == 4 and not frames[1].startswith(self._topic):
+                self._other_topic = frames[1]
             seq = int.from_bytes(frames[-2], "big")
             self._obey(self._sequence.replayed(seq, frames[-1], self._now()))
 
@@ -187,6 +277,9 @@ class KvEventReader:
     def _on_tick(self) -> None:
         now_s = self._now()
         self._later("tick", TICK_S, self._on_tick)
+        self._on_connected()
+        if self._slots.is_waiting(self):
+            self._sequence.not_asked_yet(now_s)
         self._obey(self._sequence.tick(now_s))
         if now_s - self._last_live_s >= AUDIT_S:
             self._last_live_s = now_s
@@ -199,6 +292,16 @@ class KvEventReader:
             self._hand_on(seq, payload)
         if verdict.replay_from is not None and self._sub is not None:
             self._ask(verdict.replay_from)
+        if not self._sequence.is_repairing:
+            self._slots.leave(self)
+        self._judge_trust()
+
+    def _judge_trust(self) -> None:
+        is_behind = self._full_since_s is not None and self._now() - self._full_since_s > _BEHIND_S
+        trust = 0.0 if is_behind else _MISSING_TRUST if self._sequence.is_missing else 1.0
+        if trust != self._trust:
+            self._trust = trust
+            self._sink.on_trust(trust)
 
     def _hand_on(self, seq: int, payload: bytes) -> None:
         try:
@@ -207,13 +310,20 @@ class KvEventReader:
             self._count_error(error.message)
             return
         self.num_unknown_events += batch.num_unknown
+        if not 0 <= batch.dp_rank < MAX_RANKS:
+            self.num_unknown_ranks += 1
+            return
         self._sink.on_batch(seq, batch)
 
     def _ask(self, start: int) -> None:
         """Ask for a replay on a new socket, so that an answer to an earlier question cannot be mistaken for it."""
         self._drop_replay()
+        self._slots.enter(self, lambda: self._open_replay(start))
+
+    def _open_replay(self, start: int) -> None:
         assert self._replay_endpoint is not None
         assert self._loop is not None
+        self._sequence.not_asked_yet(self._now())
         self._replay = self._socket(zmq.DEALER)
         self._loop.add_reader(self._replay.fileno(), self._on_replay)
         self._connect(self._replay, self._replay_endpoint)

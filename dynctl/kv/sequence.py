@@ -14,6 +14,8 @@ import xxhash
 MAX_HELD = 1000
 """Batches held during a repair; newer ones are asked for again instead."""
 REPLAY_SILENCE_S = 5.0
+REORDER_S = 1.0
+"""Where nobody can replay, what is missing may still come late for so long (K4)."""
 MAX_ATTEMPTS = 5
 """Replays in a row that may bring nothing before the gap is given up."""
 _MAX_REMEMBERED = 1024
@@ -57,12 +59,20 @@ class EventSequence:
         self._compare_from: int | None = None
         """Set while it is unsure whether the publisher is still the same."""
         self._heard_s = 0.0
+        self._gap_since_s: float | None = None
+        """Without replay: since when something is missing."""
         self.counts = SequenceCounts()
 
     @property
     def is_repairing(self) -> bool:
-        """Tell whether batches are missing just now: what is known may be out of date."""
-        return self._is_repairing
+        """Tell whether batches are awaited just now: missing ones, or what may have been lost unseen."""
+        return self._is_repairing or self._gap_since_s is not None
+
+    @property
+    def is_missing(self) -> bool:
+        """Tell whether batches are known to be missing, or the publisher may be another one: what is known is doubtful."""
+        has_gap = self._next is not None and self._next <= self._highest
+        return has_gap or bool(self._held) or self._compare_from is not None
 
     @property
     def last(self) -> int:
@@ -126,7 +136,13 @@ class EventSequence:
         """Look at the clock (a few times a second): a silent replay is asked again, never waited for."""
         if self._is_repairing and now_s - self._heard_s >= REPLAY_SILENCE_S:
             return self._after_attempt(now_s, has_answered=False)
+        if self._gap_since_s is not None:
+            return self._finish(Verdict(), now_s)
         return Verdict()
+
+    def not_asked_yet(self, now_s: float) -> None:
+        """Take the news that a replay asked for has to wait its turn: its time begins later."""
+        self._heard_s = now_s
 
     def reconnected(self, now_s: float) -> Verdict:
         """Take the news that the subscription has connected (again): the publisher may be another process.
@@ -197,14 +213,23 @@ class EventSequence:
     def _finish(self, verdict: Verdict, now_s: float) -> Verdict:
         """Start a repair if batches are missing and none is under way."""
         if self._is_repairing or (self._next is not None and self._is_complete()):
+            self._gap_since_s = None
             return verdict
         if not self._can_replay:
-            self.counts.num_gaps += 1
-            self._give_up(verdict, self._highest + 1)
+            self._wait_for_late(verdict, now_s)
             return verdict
         if self._next is not None and self._num_attempts == 0:
             self.counts.num_gaps += 1
         return self._ask(verdict, now_s)
+
+    def _wait_for_late(self, verdict: Verdict, now_s: float) -> None:
+        """Where nobody can replay: give a gap up once it is old, or too much is held behind it."""
+        if self._gap_since_s is None:
+            self._gap_since_s = now_s
+            self.counts.num_gaps += 1
+        if now_s - self._gap_since_s >= REORDER_S or len(self._held) >= MAX_HELD:
+            self._give_up(verdict, self._highest + 1)
+            self._gap_since_s = None if self._is_complete() else now_s
 
     def _ask(self, verdict: Verdict, now_s: float) -> Verdict:
         self._is_repairing = True
@@ -256,4 +281,5 @@ class EventSequence:
         self._held.clear()
         self._remembered.clear()
         self._is_repairing = False
+        self._gap_since_s = None
         self._num_attempts = 0

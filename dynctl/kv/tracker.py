@@ -85,8 +85,18 @@ class BlockTracker:
         """Count the events that wait for their parent."""
         return self._num_orphans
 
+    @property
+    def num_changes(self) -> int:
+        """Count the blocks that `take` would tell of."""
+        return len(self._stored) + len(self._removed)
+
     def apply(self, events: Iterable[KvEvent], now_s: float) -> Delta:
         """Take one batch's events, in order; `now_s` is a monotonic clock's."""
+        self.note(events, now_s)
+        return self.take()
+
+    def note(self, events: Iterable[KvEvent], now_s: float) -> None:
+        """Take one batch's events without telling of them yet: several batches' change is told as one."""
         for event in events:
             match event:
                 case BlockStored():
@@ -96,12 +106,17 @@ class BlockTracker:
                 case AllBlocksCleared():
                     self._clear()
         self._drop_old_orphans(now_s)
-        return self._take_delta()
+
+    def take(self) -> Delta:
+        """Tell what has changed since this was last asked."""
+        delta = Delta(list(self._stored), list(self._removed), self._has_cleared)
+        self._stored, self._removed, self._has_cleared = {}, {}, False
+        return delta
 
     def reset(self) -> Delta:
         """Forget everything: a restart, or a gap nobody can fill."""
         self._clear()
-        return self._take_delta()
+        return self.take()
 
     def snapshot(self) -> list[int]:
         """List the hashes of all blocks published."""
@@ -337,11 +352,6 @@ class BlockTracker:
 
     def _drop_orphans(self, parent: int) -> None:
         self.counts.num_orphans_dropped += len(self._adopt(parent))
-
-    def _take_delta(self) -> Delta:
-        delta = Delta(list(self._stored), list(self._removed), self._has_cleared)
-        self._stored, self._removed, self._has_cleared = {}, {}, False
-        return delta
 
 
 def _own_keys(keys: object, lora_name: str | None) -> tuple[object, ...]:

@@ -47,13 +47,30 @@ class Delta(msgspec.Struct, frozen=True):
     rank: int = 0
 
 
+class SourceHealth(msgspec.Struct, frozen=True, array_like=True):
+    """What whoever reads an engine's events can say about them: evidence for the search for missing hits."""
+
+    trust: float = 1.0
+    """Share of what is known of the cache that is to be believed: less while batches are missing, 0 when hopelessly behind."""
+    was_connected: bool = True
+    """Whether the engine's events could be reached at all."""
+    num_unreadable: int = 0
+    """Messages and events nobody understood."""
+    num_keyed: int = 0
+    """First blocks with a LoRA, a cache salt or other extra keys."""
+    other_topic: str = ""
+    """The topic of its events, where it isn't the one subscribed to."""
+
+
 class Heartbeat(msgspec.Struct, frozen=True):
-    """Nothing happened; `is_stale` says that the relay itself is missing events just now."""
+    """Nothing happened; and how well the relay knows the engine's cache."""
 
     incarnation: str
     seq: int
     rank: int = 0
     is_stale: bool = False
+    """The relay itself is missing events just now."""
+    health: SourceHealth = SourceHealth()
 
 
 Frame = Snapshot | Delta | Heartbeat
@@ -80,6 +97,7 @@ class _HeartbeatHeader(msgspec.Struct, array_like=True):
     seq: int
     rank: int
     is_stale: bool
+    health: SourceHealth = SourceHealth()
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -154,8 +172,8 @@ def _encode_one(frame: Frame) -> bytes:
             kind = b"D"
             header = _pack(_DeltaHeader(incarnation, seq, rank, len(stored), len(removed), cleared))
             body = _words(stored) + _words(removed)
-        case Heartbeat(incarnation, seq, rank, is_stale):
-            kind, header = b"H", _pack(_HeartbeatHeader(incarnation, seq, rank, is_stale))
+        case Heartbeat(incarnation, seq, rank, is_stale, health):
+            kind, header = b"H", _pack(_HeartbeatHeader(incarnation, seq, rank, is_stale, health))
             body = b""
     rest = kind + len(header).to_bytes(2, "big") + header + body
     return len(rest).to_bytes(_LENGTH_BYTES, "big") + rest
@@ -183,7 +201,7 @@ def _decode_one(data: bytes) -> Frame:
                 return Delta(d.incarnation, d.seq, stored, removed, d.cleared, d.rank)
             case b"H":
                 h = _heartbeat_header.decode(header)
-                return Heartbeat(h.incarnation, h.seq, h.rank, h.is_stale)
+                return Heartbeat(h.incarnation, h.seq, h.rank, h.is_stale, h.health)
             case kind:
                 raise WireError(f"a frame of unknown kind {kind!r}")
     except (msgspec.DecodeError, ValueError) as error:

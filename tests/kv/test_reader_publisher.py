@@ -7,16 +7,19 @@ import zmq
 
 from dynctl.core.kv import BlockRemoved
 from dynctl.errors import EngineError
+from dynctl.kv import events as events_module
+from dynctl.kv import reader as reader_module
+from dynctl.kv import sequence
 from dynctl.kv.events import EventBatch
 from dynctl.kv.publisher import BUFFER_STEPS, END_SEQ, EventPublisher
-from dynctl.kv.reader import MAX_ERRORS_PER_MINUTE, KvEventReader
+from dynctl.kv.reader import MAX_ERRORS_PER_MINUTE, KvEventReader, ReplaySlots
 
 CAPTURES = Path(__file__).parent / "captures"
 
 
 class Sink:
     def __init__(self):
-        self.got, self.num_resets, self.failure = [], 0, None
+        self.got, self.num_resets, self.failure, self.trusts = [], 0, None, []
         self.changed = asyncio.Event()
 
     def on_batch(self, seq, batch):
@@ -27,6 +30,9 @@ class Sink:
         self.got.clear()
         self.num_resets += 1
         self.changed.set()
+
+    def on_trust(self, trust):
+        self.trusts.append(trust)
 
     def on_failed(self, reason):
         self.failure = reason
@@ -238,3 +244,189 @@ def test_the_replay_buffer_is_bounded(tmp_path, zmq_context):
 
     assert len(publisher._buffer) == BUFFER_STEPS
     publisher.close()
+
+
+def test_k8_a_restart_noticed_on_connecting_loses_nothing_of_the_new_engine(tmp_path, zmq_context):
+    """The rest of an answer that showed another engine is not taken for the next answer."""
+
+    async def main():
+        for number in range(5):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            sink = Sink()
+            first = EventPublisher(*endpoints(folder), "", context=zmq_context)
+            first.start()
+            reader = KvEventReader(*endpoints(folder), "", sink, context=zmq_context)
+            reader.start()
+            for i in range(5):
+                first.publish(batch(i))
+            await sink.until(lambda s=sink: len(s.got) == 5)
+            first.close()
+            second = EventPublisher(*endpoints(folder), "", context=zmq_context)
+            for i in range(100, 108):
+                second.publish(batch(i))
+            second.start()
+            await sink.until(lambda s=sink: len(s.got) == 8 and s.got[0] == (0, 100))
+            assert (sink.num_resets, reader.counts.num_lost) == (1, 0)
+            reader.close()
+            second.close()
+
+    asyncio.run(main())
+
+
+def test_k1_a_thousand_lost_batches_are_back_within_a_second_and_doubted_until_then(
+    tmp_path, zmq_context
+):
+    async def main():
+        sink = Sink()
+        full = EventPublisher(
+            f"ipc://{tmp_path}/full", f"ipc://{tmp_path}/replay", "t", context=zmq_context
+        )
+        live = zmq_context.socket(zmq.PUB)
+        live.bind(f"ipc://{tmp_path}/kv")
+        reader = KvEventReader(*endpoints(tmp_path), "t", sink, context=zmq_context)
+        full.publish(batch(0))
+        full.start()
+        reader.start()
+        await sink.until(lambda: sink.got == [(0, 0)])
+        while reader.is_stale:  # the look whether it is still the same engine
+            await asyncio.sleep(0.01)
+        sink.trusts.clear()
+        for i in range(1, 1002):
+            full.publish(batch(i))
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        live.send_multipart([b"t", (1001).to_bytes(8, "big"), full._buffer[-1][1]])
+        await sink.until(lambda: len(sink.got) == 1002)
+        took_s = loop.time() - began_s
+        await asyncio.sleep(0)
+        reader.close()
+        full.close()
+        live.close(linger=0)
+
+        assert sink.got == [(i, i) for i in range(1002)]
+        assert sink.num_resets == 0
+        assert sink.trusts == [0.5, 1.0]
+        assert took_s < 1.0
+
+    asyncio.run(main())
+
+
+def test_k6_at_most_four_replays_run_at_once_and_waiting_does_not_use_up_their_time(
+    tmp_path, zmq_context, monkeypatch
+):
+    monkeypatch.setattr(sequence, "REPLAY_SILENCE_S", 0.6)
+
+    async def main():
+        slots, sinks, readers, quiet = ReplaySlots(), [], [], []
+        for number in range(6):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            sinks.append(Sink())
+            if number < 4:  # bound, and never answering
+                router = zmq_context.socket(zmq.ROUTER)
+                router.bind(endpoints(folder)[1])
+                quiet.append(router)
+            else:
+                publisher = EventPublisher(*endpoints(folder), "", context=zmq_context)
+                publisher.publish(batch(number))
+                publisher.start()
+                quiet.append(publisher)
+            reader = KvEventReader(
+                *endpoints(folder), "", sinks[-1], context=zmq_context, slots=slots
+            )
+            reader.start()
+            readers.append(reader)
+            assert sum(r._replay is not None for r in readers) == min(number + 1, 4)
+        await asyncio.sleep(1.0)
+        assert sinks[4].got == sinks[5].got == []
+        assert readers[4].counts.num_replays <= 2  # and the one on connecting
+        # The silent ones are given up after five attempts, and the others' turn comes.
+        await sinks[5].until(lambda: sinks[5].got == [(0, 5)])
+        assert sinks[4].got == [(0, 4)]
+        for closable in readers:
+            closable.close()
+        for one in quiet:
+            one.close(linger=0) if isinstance(one, zmq.Socket) else one.close()
+        assert slots._free == 4
+        assert not slots._holders
+        assert not slots._line
+
+    asyncio.run(main())
+
+
+def test_k16_batches_of_ranks_no_engine_has_are_left_out_and_counted(tmp_path, zmq_context):
+    async def main():
+        sink = Sink()
+        publisher = EventPublisher(*endpoints(tmp_path), "", context=zmq_context)
+        publisher.start()
+        for rank in (0, -1, 64, 10**6, 63):
+            publisher.publish(EventBatch(0.0, (BlockRemoved((7,), "GPU"),), rank))
+        reader = KvEventReader(*endpoints(tmp_path), "", sink, context=zmq_context)
+        reader.start()
+        await sink.until(lambda: len(sink.got) == 2)
+        reader.close()
+        publisher.close()
+
+        assert [seq for seq, _ in sink.got] == [0, 4]
+        assert reader.num_unknown_ranks == reader.health.num_unreadable == 3
+        assert sink.failure is None
+
+    asyncio.run(main())
+
+
+def test_k19_a_reader_that_cannot_keep_up_says_that_it_knows_nothing(
+    tmp_path, zmq_context, monkeypatch
+):
+    monkeypatch.setattr(reader_module, "_SLICE", 10)
+    monkeypatch.setattr(reader_module, "_BEHIND_S", 0.2)
+
+    async def main():
+        sink = Sink()
+        publisher = EventPublisher(*endpoints(tmp_path), "", context=zmq_context)
+        publisher.start()
+        reader = KvEventReader(*endpoints(tmp_path), "", sink, context=zmq_context)
+        reader.start()
+        loop, number = asyncio.get_running_loop(), 0
+        while not reader.health.was_connected:
+            await asyncio.sleep(0.01)
+        while 0.0 not in sink.trusts:
+            for _ in range(50):
+                publisher.publish(batch(number))
+                number += 1
+            await asyncio.sleep(0)
+        until_s = loop.time() + 20
+        while sink.trusts[-1] != 1.0 and loop.time() < until_s:
+            await asyncio.sleep(0.01)
+        reader.close()
+        publisher.close()
+
+        assert sink.trusts[-1] == 1.0
+        assert sink.got == [(i, i) for i in range(number)]
+
+    asyncio.run(main())
+
+
+def test_k15_a_frame_larger_than_any_batch_does_not_get_in(tmp_path, zmq_context):
+    async def main():
+        sink = Sink()
+        live = zmq_context.socket(zmq.PUB)
+        live.bind(f"ipc://{tmp_path}/kv")
+        reader = KvEventReader(f"ipc://{tmp_path}/kv", None, "", sink, context=zmq_context)
+        reader.start()
+        await asyncio.sleep(0.2)
+        live.send_multipart([b"", (0).to_bytes(8, "big"), bytes(100 * 1024**2)])
+        payload = events_module.encode(batch(1))
+        async with asyncio.timeout(20):
+            seq = 1
+            while not sink.got:  # the connection is cut and made again
+                live.send_multipart([b"", seq.to_bytes(8, "big"), payload])
+                seq += 1
+                await asyncio.sleep(0.05)
+        reader.close()
+        live.close(linger=0)
+
+        assert sink.got[0][1] == 1
+        assert sink.failure is None
+
+    asyncio.run(main())

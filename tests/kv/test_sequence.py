@@ -3,7 +3,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynctl.kv.sequence import MAX_ATTEMPTS, MAX_HELD, REPLAY_SILENCE_S, EventSequence
+from dynctl.kv.sequence import MAX_ATTEMPTS, MAX_HELD, REORDER_S, REPLAY_SILENCE_S, EventSequence
 
 
 class Publisher:
@@ -136,8 +136,82 @@ def test_k2_without_a_replay_endpoint_every_gap_is_final():
     assert (follower.applied, follower.num_resets) == ([b"0:1"], 0)
     publisher.publish()
     follower.live(*publisher.publish())
+    assert (follower.applied, follower.num_resets) == ([b"0:1"], 0)
+    assert follower.sequence.is_repairing
+    follower.obey(follower.sequence.tick(REORDER_S))
 
     assert (follower.applied, follower.num_resets) == ([b"0:3"], 1)
+    assert not follower.sequence.is_repairing
+
+
+def test_k4_what_comes_out_of_order_is_held_and_applied_in_order():
+    """With replay and without; what the replay brings a second time is a duplicate."""
+    for can_replay in (True, False):
+        publisher = Publisher()
+        follower = Follower(publisher, can_replay=can_replay)
+        first, *later = [publisher.publish() for _ in range(6)]
+        follower.live(*first)
+        if can_replay:
+            follower.replay = lambda start: []  # on its way
+        for message in reversed(later):
+            follower.live(*message)
+            assert len(follower.applied) in {1, 6}
+        assert follower.applied == publisher.sent
+        assert follower.num_resets == 0
+        if can_replay:
+            del follower.replay
+            follower.obey(follower.replay(0)[0])
+        assert follower.applied == publisher.sent
+        assert not follower.sequence.is_repairing
+
+
+def test_k4_without_replay_no_more_than_a_thousand_are_held_for_a_late_one():
+    publisher = Publisher()
+    follower = Follower(publisher, can_replay=False)
+    follower.live(*publisher.publish())
+    publisher.publish()
+    for number in range(MAX_HELD):
+        assert follower.num_resets == 0, number
+        follower.live(*publisher.publish())
+
+    assert follower.num_resets == 1
+    assert follower.applied == publisher.sent[2:]
+
+
+def test_what_is_known_is_doubted_only_while_batches_are_missing_for_sure():
+    publisher = Publisher()
+    follower = Follower(publisher)
+    follower.live(*publisher.publish())
+    follower.replay = lambda start: []
+    follower.obey(follower.sequence.audit(0))
+    assert follower.sequence.is_repairing
+    assert not follower.sequence.is_missing  # only looking
+    del follower.replay
+    follower.obey(follower.replay(0)[0])
+    publisher.publish()
+    follower.replay = lambda start: []
+    follower.live(*publisher.publish())
+    assert follower.sequence.is_missing
+    del follower.replay
+    follower.obey(follower.replay(0)[0])
+    assert not follower.sequence.is_missing
+
+
+def test_k21_times_are_only_compared_with_each_other():
+    """The same history at any time of the clock passed in ends the same."""
+    ends = []
+    for start_s in (0.0, 1e9, -1e9):
+        publisher = Publisher(buffer_steps=3)
+        follower = Follower(publisher)
+        follower.now_s = start_s
+        for number in range(20):
+            message = publisher.publish()
+            if number % 5:
+                follower.live(*message)
+            follower.now_s += 0.25
+            follower.obey(follower.sequence.tick(follower.now_s))
+        ends.append((follower.applied, follower.num_resets))
+    assert ends[0] == ends[1] == ends[2]
 
 
 def test_k3_duplicates_are_counted_and_dropped():

@@ -1,13 +1,20 @@
 import asyncio
+import dataclasses
 import itertools
+import re
+import time
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from dynctl.agents.relay import kv_source
+from dynctl.agents.relay.metrics import RelayMetrics
 from dynctl.core.deployment import EngineInfo, EngineState
+from dynctl.core.kv import BlockRemoved, EngineBlockHash
 from dynctl.http1.server import Exchange, serve
-from dynctl.http1.upstream import UpstreamError
+from dynctl.http1.upstream import Address, Upstream, UpstreamError
+from dynctl.kv.events import EventBatch
 from dynctl.kv.hashing import BlockHasher
 from dynctl.kv.wire import Delta, FrameReader, Heartbeat, Snapshot
 
@@ -376,10 +383,10 @@ def test_draining_lets_a_stream_end(run, bench, entry_of):
 # KV streams
 
 
-def kv_entry(entry_of, b, incarnation="i1", **more):
+def kv_entry(entry_of, b, incarnation="i1", engine_id="m-0", topic="kv", **more):
     ipc = f"ipc://{b.folder}/"
     return entry_of(
-        "m-0", incarnation, b.folder / "e", kv_events=ipc + "k.e", kv_replay=ipc + "k.r", topic="kv",
+        engine_id, incarnation, b.folder / "e", kv_events=ipc + "k.e", kv_replay=ipc + "k.r", topic=topic,
         block_hash_seed="s", **more,
     )  # fmt: skip
 
@@ -509,9 +516,9 @@ def test_a_router_that_falls_behind_is_cut_and_resyncs_by_snapshot(
             call.pause()
             source = b.relay._engines["m-0"].source
             first = 0
-            while not source.num_cut:
+            while not b.relay.metrics.kv_cut:
                 # 20,000 blocks are 160 kB of hashes; the kernel's buffers hold some MB before ours.
-                b.publish(publisher, *(blocks(first + n, 1) for n in range(20_000)))
+                b.publish(publisher, blocks(first, 20_000))
                 first += 20_000
                 await b.until(lambda: source._seqs[0] == publisher._next_seq - 1)
                 assert first < 4_000_000
@@ -545,5 +552,143 @@ def test_a_source_that_sends_rubbish_is_shown_empty_and_stale(run, bench, entry_
                 return isinstance(last, Heartbeat) and last.is_stale and index.known[0] == set()
 
             await b.until(is_given_up)
+
+    run(main)
+
+
+def test_steps_that_follow_each_other_quickly_are_told_as_one_and_the_first_at_once(
+    run, bench, entry_of, blocks, monkeypatch
+):
+    monkeypatch.setattr(kv_source, "MERGE_S", 0.2)
+
+    async def main():
+        async with bench() as b:
+            publisher = b.publisher("k")
+            await b.settle(kv_entry(entry_of, b))
+            sink, _ = b.open_stream("/v1/kv/m-0")
+            index = Index()
+            await b.until(lambda: sink.headers)
+            source = b.relay._engines["m-0"].source
+            source._told_s = asyncio.get_running_loop().time()
+            for number in range(30):
+                b.publish(publisher, blocks(0, number + 1))
+            b.publish(publisher, BlockRemoved((EngineBlockHash(29),), "GPU"))
+            wanted = set(hashes(29))
+            await b.until(lambda: index.read(sink) or index.known.get(0) == wanted)
+            deltas = [frame for frame in index.frames if isinstance(frame, Delta)]
+            assert len(deltas) == 1
+            assert (len(deltas[0].stored), list(deltas[0].removed)) == (29, [])
+            assert deltas[0].seq == 30
+
+            source._told_s = 0.0  # a pause
+            began_s = asyncio.get_running_loop().time()
+            b.publish(publisher, blocks(29, 1, parent=28))
+            await b.until(lambda: index.read(sink) or len(index.known[0]) == 30)
+            assert asyncio.get_running_loop().time() - began_s < 0.2
+
+    run(main)
+
+
+def test_many_blocks_are_not_kept_back(run, bench, entry_of, blocks, monkeypatch):
+    monkeypatch.setattr(kv_source, "MERGE_S", 3600.0)
+
+    async def main():
+        async with bench() as b:
+            publisher = b.publisher("k")
+            await b.settle(kv_entry(entry_of, b))
+            sink, _ = b.open_stream("/v1/kv/m-0")
+            index = Index()
+            await b.until(lambda: sink.headers)
+            b.relay._engines["m-0"].source._told_s = asyncio.get_running_loop().time()
+            b.publish(publisher, blocks(0, 5000))
+            await b.until(lambda: index.read(sink) or len(index.known.get(0, ())) == 5000)
+
+    run(main)
+
+
+def test_the_relay_says_what_it_passed_on(run, bench, entry_of, blocks):
+    async def main():
+        async with bench() as b:
+            publisher = b.publisher("k")
+            path = await b.engine("e", echo)
+            await b.settle(kv_entry(entry_of, b), entry_of("m-1", "i1", path))
+            await b.pool.fetch("POST", "/v1/engine/m-1/v1/completions", [], b'{"prompt":"p"}')
+            sink, _ = b.open_stream("/v1/kv/m-0")
+            index = Index()
+            await b.until(lambda: sink.headers)
+            publisher.publish(EventBatch(time.time() - 1.5, (blocks(0, 7),)))
+            await b.until(lambda: index.read(sink) or index.known.get(0) == set(hashes(7)))
+
+            admin = await serve(b.relay.handle_admin, path=b.folder / "admin")
+            client = Upstream(Address(path=str(b.folder / "admin")))
+            try:
+                assert (await client.fetch("GET", "/health")).status == 200
+                text = (await client.fetch("GET", "/metrics")).body.decode()
+            finally:
+                await client.close()
+                await admin.close(0)
+            wanted = {
+                'dynctl_relay_requests_total{code="200"} 1',
+                "dynctl_relay_request_bytes_total 14",
+                "dynctl_relay_kv_batches_total 1",
+                'dynctl_relay_kv_frames_total{kind="delta"} 1',
+                'dynctl_relay_kv_blocks_total{change="stored"} 7',
+                'dynctl_relay_kv_lag_seconds_bucket{le="0.5"} 0',
+                'dynctl_relay_kv_lag_seconds_bucket{le="2"} 1',
+                "dynctl_relay_engines 2",
+                'dynctl_relay_kv_routers{engine="m-0"} 1',
+                'dynctl_relay_kv_trust{engine="m-0"} 1',
+            }
+            assert wanted <= set(text.splitlines())
+            sent = next(
+                line for line in text.splitlines() if line.startswith("dynctl_relay_kv_sent")
+            )
+            # A frame may have been sent after the last one that was read.
+            assert int(sent.split()[-1]) >= len(sink.body) > 0
+            assert b.relay.metrics.kv_cut == 0
+
+    run(main)
+
+
+def test_every_metric_of_the_relay_is_in_the_documentation_and_the_other_way_round():
+    text = RelayMetrics().exposition({})
+    exported = set(re.findall(r"# TYPE (\w+) ", text.decode()))
+    exported |= {"dynctl_relay_engines", "dynctl_relay_kv_routers", "dynctl_relay_kv_trust"}
+    documented = set(re.findall(r"`(dynctl_relay_\w+)`", Path("docs/metrics.md").read_text()))
+    assert exported == documented
+
+
+def last_beat(index: Index, sink) -> Heartbeat | None:
+    index.read(sink)
+    beats = [frame for frame in index.frames if isinstance(frame, Heartbeat)]
+    return beats[-1] if beats else None
+
+
+def test_heartbeats_say_what_is_odd_about_an_engines_events(run, bench, entry_of, blocks):
+    async def main():
+        async with bench() as b:
+            publisher = b.publisher("k")  # under the topic "kv"
+            b.publish(publisher, dataclasses.replace(blocks(0, 2), lora_name="tuned"))
+            await b.settle(
+                kv_entry(entry_of, b),
+                entry_of("m-1", "i1", b.folder / "f", kv_events=f"ipc://{b.folder}/nobody"),
+                kv_entry(entry_of, b, engine_id="m-2", topic="another"),
+            )
+            sinks = [b.open_stream(f"/v1/kv/m-{n}")[0] for n in range(3)]
+            indices = [Index() for _ in sinks]
+
+            def are_told() -> bool:
+                beats = [last_beat(i, s) for i, s in zip(indices, sinks, strict=True)]
+                if None in beats:
+                    return False
+                plain, away, elsewhere = (beat.health for beat in beats)
+                return (
+                    (plain.was_connected, plain.num_keyed, plain.other_topic) == (True, 1, "")
+                    and not away.was_connected
+                    and elsewhere.was_connected
+                    and elsewhere.other_topic == "kv"
+                )
+
+            await b.until(are_told)
 
     run(main)

@@ -26,6 +26,9 @@ class Follower:
         self.tracker.reset()
         self.known.clear()
 
+    def on_trust(self, trust):
+        pass
+
     def on_failed(self, reason):
         raise AssertionError(reason)
 

@@ -4,6 +4,7 @@ Not here: which engine, who may ask.
 IO: sockets (through http1).
 """
 
+from dynctl.agents.relay.metrics import RelayMetrics
 from dynctl.http1.call import UpstreamError
 from dynctl.http1.message import Header, error_body, forwardable
 from dynctl.http1.server import Exchange
@@ -34,11 +35,13 @@ def refuse(exchange: Exchange, status: int, kind: str, message: str) -> None:
     exchange.respond(status, body, headers=[(RELAY_ERROR, kind.encode())])
 
 
-def forward(exchange: Exchange, upstream: Upstream, path: str, incarnation: str) -> None:
+def forward(
+    exchange: Exchange, upstream: Upstream, path: str, incarnation: str, metrics: RelayMetrics
+) -> None:
     """Send the request on to the engine's `/{path}` and stream the answer back."""
     request = exchange.request
     headers = [pair for pair in forwardable(request.headers) if pair[0] != INCARNATION]
-    sink = _Passage(exchange, incarnation)
+    sink = _Passage(exchange, incarnation, metrics)
     call = upstream.send(request.method, f"/{path}", headers, request.body, sink)
     exchange.on_gone = call.cancel
     exchange.on_pause = call.pause
@@ -48,17 +51,19 @@ def forward(exchange: Exchange, upstream: Upstream, path: str, incarnation: str)
 class _Passage:
     """Hands the engine's answer to the client."""
 
-    __slots__ = ("_exchange", "_incarnation", "on_data")
+    __slots__ = ("_exchange", "_incarnation", "_metrics", "on_data")
 
-    def __init__(self, exchange: Exchange, incarnation: str) -> None:
+    def __init__(self, exchange: Exchange, incarnation: str, metrics: RelayMetrics) -> None:
         self._exchange = exchange
         self._incarnation = incarnation
+        self._metrics = metrics
         self.on_data = exchange.write
 
     def on_head(self, status: int, headers: list[Header]) -> None:
         length = next((value for name, value in headers if name == b"content-length"), None)
         kept = [pair for pair in forwardable(headers) if pair[0] != RELAY_ERROR]
         kept.append((INCARNATION, self._incarnation.encode()))
+        self._metrics.request(status, len(self._exchange.request.body))
         self._exchange.start(status, kept, None if length is None else int(length))
 
     def on_end(self) -> None:
@@ -69,4 +74,6 @@ class _Passage:
             # An answer that broke must not look complete.
             self._exchange.abort()
         else:
-            refuse(self._exchange, _STATUS.get(error.kind, 502), error.kind, error.message)
+            status = _STATUS.get(error.kind, 502)
+            self._metrics.request(status, len(self._exchange.request.body))
+            refuse(self._exchange, status, error.kind, error.message)

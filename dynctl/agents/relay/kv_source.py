@@ -1,16 +1,20 @@
 """One engine incarnation's KV events as frames of hashes, for any number of routers.
 
-Events are read once, hashed once, and sent to all. A subscriber begins with a snapshot; one that
-falls behind is cut and begins again with another snapshot.
+Events are read once, hashed once, and sent to all. An engine's steps that follow each other quickly are told together:
+what is stored and evicted again in between is not told at all. A subscriber begins with a snapshot; one that falls
+behind is cut and begins again with another snapshot.
 IO: zmq sockets (through kv.reader), sockets (through http1).
 """
 
 import asyncio
 import logging
+import time
 
+import msgspec
 import zmq
 
 from dynctl.agents.protocol import RelayEntry
+from dynctl.agents.relay.metrics import RelayMetrics
 from dynctl.core.kv import BlockStored
 from dynctl.core.text import clean
 from dynctl.errors import EngineError
@@ -18,11 +22,16 @@ from dynctl.http1.server import Exchange
 from dynctl.kv import wire
 from dynctl.kv.events import EventBatch
 from dynctl.kv.hashing import BlockHasher
-from dynctl.kv.reader import KvEventReader
+from dynctl.kv.reader import KvEventReader, ReplaySlots
 from dynctl.kv.tracker import BlockTracker
+from dynctl.kv.wire import SourceHealth
 
 MAX_BEHIND_BYTES = 8 * 1024 * 1024
 """A subscriber may have so much unsent beyond its snapshot before it is cut."""
+MERGE_S = 0.01
+"""Deltas within this time of the last one go out as one; the first after a pause goes out at once."""
+_MERGED_BLOCKS = 4096
+"""So many blocks are not kept back: a frame of that size is as cheap per block as a larger one."""
 RETRY_S = 30.0
 """After which a source that was given up is read anew."""
 _UNKNOWN_BLOCK_SIZE = 16
@@ -34,9 +43,18 @@ _log = logging.getLogger("dynctl.relay")
 class KvSource:
     """Reads one engine; `close` it when the incarnation ends."""
 
-    def __init__(self, entry: RelayEntry, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    def __init__(
+        self,
+        entry: RelayEntry,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        slots: ReplaySlots,
+        metrics: RelayMetrics,
+    ) -> None:
+        """`slots` and `metrics` are the relay's."""
         self._entry = entry
         self._context = context
+        self._slots = slots
+        self._metrics = metrics
         self._incarnation = entry.info.incarnation
         self._block_size = entry.info.block_size_tokens
         self._hasher = BlockHasher(
@@ -45,12 +63,17 @@ class KvSource:
         self._trackers: dict[int, BlockTracker] = {0: BlockTracker(self._hasher)}
         self._seqs: dict[int, int] = {0: -1}
         """By rank: of the last frame sent; where the next snapshot stands."""
+        self._untold: dict[int, tuple[int, float]] = {}
+        """By rank: the sequence number of the last batch not yet told, and the time the engine stamped on the first."""
+        self._told_s = 0.0
+        self._telling: asyncio.TimerHandle | None = None
         self._limits_bytes: dict[Exchange, int] = {}
         """Subscribers, with what each may have unsent."""
         self._loop = asyncio.get_running_loop()
         self._reader: KvEventReader | None = None
         self._retry: asyncio.TimerHandle | None = None
-        self.num_cut = 0
+        self._health = SourceHealth(0.0, was_connected=False)
+        """Of the last reader, while there is none."""
 
     def start(self) -> None:
         """Subscribe to the engine's events."""
@@ -58,7 +81,12 @@ class KvSource:
         assert entry.kv_events is not None
         self._retry = None
         self._reader = KvEventReader(
-            entry.kv_events, entry.kv_replay, entry.topic, self, context=self._context
+            entry.kv_events,
+            entry.kv_replay,
+            entry.topic,
+            self,
+            context=self._context,
+            slots=self._slots,
         )
         try:
             self._reader.start()
@@ -69,8 +97,9 @@ class KvSource:
         """Stop reading and end every subscription."""
         if self._reader is not None:
             self._reader.close()
-        if self._retry is not None:
-            self._retry.cancel()
+        for timer in (self._retry, self._telling):
+            if timer is not None:
+                timer.cancel()
         for exchange in tuple(self._limits_bytes):
             self._drop(exchange)
             exchange.finish()
@@ -90,21 +119,28 @@ class KvSource:
         exchange.must_close = True
         exchange.on_gone = lambda: self._drop(exchange)
         exchange.start(200, headers)
+        self._tell()
         snapshots = [self._snapshot(rank) for rank in self._trackers]
         self._limits_bytes[exchange] = MAX_BEHIND_BYTES + sum(map(len, snapshots))
-        for snapshot in snapshots:
-            exchange.write(snapshot)
-        exchange.write(self._heartbeat())
+        for piece in (*snapshots, self._heartbeat()):
+            exchange.write(piece)
+            self._metrics.kv_bytes += len(piece)
 
     def beat(self) -> None:
         """Tell subscribers that the source lives, and whether it is up to date."""
         if self._limits_bytes:
+            self._tell()
             self._send(self._heartbeat())
+
+    @property
+    def trust(self) -> float:
+        """How far what is known of the cache is to be believed, 0 to 1."""
+        return 0.0 if self._reader is None else self._reader.health.trust
 
     # The reader tells…
 
     def on_batch(self, seq: int, batch: EventBatch) -> None:
-        """Hash one engine step's events and pass the change on."""
+        """Hash one engine step's events; the change is passed on now, or with those that follow."""
         rank = batch.dp_rank
         tracker = self._trackers.get(rank)
         if tracker is None:
@@ -113,16 +149,25 @@ class KvSource:
             self._send(self._snapshot(rank))
         if not self._block_size:
             self._learn_block_size(batch)
-        delta = tracker.apply(batch.events, self._loop.time())
-        if not delta.is_empty:
-            self._seqs[rank] = seq
-            frame = wire.Delta(
-                self._incarnation, seq, delta.stored, delta.removed, delta.cleared, rank
-            )
-            self._send(wire.encode(frame))
+        self._metrics.kv_batches += 1
+        tracker.note(batch.events, self._loop.time())
+        _, since_s = self._untold.get(rank, (seq, batch.ts))
+        self._untold[rank] = (seq, since_s)
+        due_s = self._told_s + MERGE_S - self._loop.time()
+        if due_s <= 0 or tracker.num_changes >= _MERGED_BLOCKS:
+            self._tell()
+        elif self._telling is None:
+            self._telling = self._loop.call_later(due_s, self._tell)
+
+    def on_trust(self, trust: float) -> None:
+        """Let routers know at once: they place by what they believe."""
+        if trust < 1.0:
+            _log.warning("KV events of %s: %s", self._entry.info.id, _doubt(trust))
+        self.beat()
 
     def on_reset(self) -> None:
         """Forget everything: sequence numbers may begin anew, so a snapshot rather than a delta."""
+        self._untold.clear()
         for rank, tracker in self._trackers.items():
             tracker.reset()
             self._seqs[rank] = -1
@@ -131,12 +176,34 @@ class KvSource:
     def on_failed(self, reason: str) -> None:
         """Show an empty cache until the source can be read again."""
         _log.warning("KV events of %s are given up for now: %s", self._entry.info.id, clean(reason))
+        self._health = SourceHealth(0.0) if self._reader is None else self._reader.health
         self._reader = None
         self.on_reset()
         self.beat()
         self._retry = self._loop.call_later(RETRY_S, self.start)
 
     # Frames…
+
+    def _tell(self) -> None:
+        """Send what has changed since the last time."""
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        for rank, (seq, since_s) in self._untold.items():
+            delta = self._trackers[rank].take()
+            if delta.is_empty:
+                continue
+            self._seqs[rank] = seq
+            frame = wire.Delta(
+                self._incarnation, seq, delta.stored, delta.removed, delta.cleared, rank
+            )
+            self._metrics.kv_frames["delta"] += 1
+            self._metrics.kv_blocks["stored"] += len(delta.stored)
+            self._metrics.kv_blocks["removed"] += len(delta.removed)
+            self._metrics.lag(time.time() - since_s)
+            self._send(wire.encode(frame))
+            self._told_s = self._loop.time()
+        self._untold.clear()
 
     def _learn_block_size(self, batch: EventBatch) -> None:
         for event in batch.events:
@@ -148,29 +215,40 @@ class KvSource:
 
     def _snapshot(self, rank: int) -> bytes:
         hashes = self._trackers[rank].snapshot()
+        self._metrics.kv_frames["snapshot"] += 1
         return wire.encode(
             wire.Snapshot(self._incarnation, self._seqs[rank], self._block_size, hashes, rank)
         )
 
     def _heartbeat(self) -> bytes:
-        is_stale = self.is_stale
+        is_stale, health = self.is_stale, self._health
+        if self._reader is not None:
+            health = self._reader.health
+            num_keyed = sum(t.counts.num_keyed_roots for t in self._trackers.values())
+            health = msgspec.structs.replace(health, num_keyed=num_keyed)
+        self._metrics.kv_frames["heartbeat"] += len(self._seqs)
         return b"".join(
-            wire.encode(wire.Heartbeat(self._incarnation, seq, rank, is_stale))
+            wire.encode(wire.Heartbeat(self._incarnation, seq, rank, is_stale, health))
             for rank, seq in self._seqs.items()
         )
 
     def _send(self, frame: bytes) -> None:
         behind = []
+        self._metrics.kv_bytes += len(frame) * len(self._limits_bytes)
         for exchange, limit_bytes in self._limits_bytes.items():
             exchange.write(frame)
             if exchange.unsent_bytes > limit_bytes:
                 behind.append(exchange)
         for exchange in behind:
             _log.warning("router %s is behind with KV deltas: cut", exchange.request.peer_name)
-            self.num_cut += 1
+            self._metrics.kv_cut += 1
             self._drop(exchange)
             exchange.abort()
 
     def _drop(self, exchange: Exchange) -> None:
         self._limits_bytes.pop(exchange, None)
         exchange.on_gone = None
+
+
+def _doubt(trust: float) -> str:
+    return "batches are missing" if trust > 0 else "more come than can be taken in"

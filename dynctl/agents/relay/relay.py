@@ -13,10 +13,12 @@ import zmq
 from dynctl.agents.protocol import RelayEntry
 from dynctl.agents.relay.forward import INCARNATION, PATHS, forward, refuse
 from dynctl.agents.relay.kv_source import KvSource
+from dynctl.agents.relay.metrics import RelayMetrics
 from dynctl.agents.relay.table import address_of, is_same_run, write_infos
 from dynctl.http1.message import error_body
 from dynctl.http1.server import Exchange, Rejection, Request
 from dynctl.http1.upstream import Upstream, UpstreamLimits
+from dynctl.kv.reader import ReplaySlots
 
 PEER_PREFIX = "router:"
 """Only certificates of this kind may use the relay."""
@@ -45,6 +47,8 @@ class Relay:
         self._engines: dict[str, _Engine] = {}
         self._watchers: set[Exchange] = set()
         self._line = write_infos([])
+        self.metrics = RelayMetrics()
+        self._slots = ReplaySlots()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._loop = asyncio.get_running_loop()
         self._is_closing = False
@@ -60,9 +64,6 @@ class Relay:
     def handle(self, exchange: Exchange) -> None:
         """Answer one request."""
         request = exchange.request
-        if self._is_closing:
-            refuse(exchange, 503, "closing", "the relay is stopping")
-            return
         if request.path == "/v1/engines":
             self._watch(exchange)
             return
@@ -77,6 +78,28 @@ class Relay:
                     self._subscribe(exchange, engine)
             case _:
                 refuse(exchange, 404, "path", "nothing is relayed under this path")
+
+    def handle_admin(self, exchange: Exchange) -> None:
+        """Answer whoever runs the host, on its own socket: figures, and that the relay lives."""
+        match (exchange.request.method, exchange.request.path):
+            case ("GET", "/metrics"):
+                exchange.respond(200, self._exposition(), b"text/plain; version=0.0.4")
+            case ("GET", "/health"):
+                exchange.respond(200, b'{"status":"ok"}')
+            case _:
+                refuse(exchange, 404, "path", "there are /health and /metrics")
+
+    def _exposition(self) -> bytes:
+        sources = {k: e.source for k, e in self._engines.items() if e.source is not None}
+        routers = {engine: float(source.num_subscribers) for engine, source in sources.items()}
+        trusts = {engine: source.trust for engine, source in sources.items()}
+        return self.metrics.exposition(
+            {
+                "engines": ("Engines in the table.", "", {"": float(len(self._engines))}),
+                "kv_routers": ("Routers that follow an engine's cache.", "engine", routers),
+                "kv_trust": ("How far an engine's cache is known.", "engine", trusts),
+            }
+        )
 
     def take_table(self, table: dict[str, RelayEntry]) -> None:
         """Bring engines in line with the agent's table, and tell watchers."""
@@ -96,7 +119,7 @@ class Relay:
             self._tell_watchers()
 
     def end_streams(self) -> None:
-        """End what never ends by itself, so that the server can drain: watches and KV streams."""
+        """End what never ends by itself, so that the server can drain: watches and KV streams. Requests go on."""
         self._is_closing = True
         for exchange in tuple(self._watchers):
             self._watchers.discard(exchange)
@@ -137,7 +160,7 @@ class Relay:
         if engine.upstream is None:
             refuse(exchange, 503, "not_running", "the engine is not running")
             return
-        forward(exchange, engine.upstream, path, engine.entry.info.incarnation)
+        forward(exchange, engine.upstream, path, engine.entry.info.incarnation, self.metrics)
 
     def _subscribe(self, exchange: Exchange, engine: _Engine) -> None:
         if exchange.request.method != "GET":
@@ -154,6 +177,9 @@ class Relay:
     def _watch(self, exchange: Exchange) -> None:
         if exchange.request.method != "GET":
             refuse(exchange, 405, "method", "the table is asked by GET")
+            return
+        if self._is_closing:
+            refuse(exchange, 503, "closing", "the relay is stopping")
             return
         exchange.must_close = True
         exchange.on_gone = lambda: self._watchers.discard(exchange)
@@ -181,7 +207,7 @@ class Relay:
         upstream = Upstream(address, _ENGINE_LIMITS) if address is not None else None
         source = None
         if entry.info.incarnation and entry.kv_events:
-            source = KvSource(entry, self._context)
+            source = KvSource(entry, self._context, self._slots, self.metrics)
             source.start()
         return _Engine(entry, upstream, source)
 
