@@ -50,8 +50,6 @@ class KernelSettings:
     swappiness: int | None = None
     iommu_translates: bool | None = None
     """DMA is translated (not passed through), which turns peer copies over PCIe into detours."""
-    acs_bridges: tuple[str, ...] = ()
-    """PCI bridges above a GPU or RDMA device that redirect peer requests upwards."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,13 @@ from enum import StrEnum
 
 from dynctl.core.links import LinkBook, LinkHost, LinkKind, LinkMeasurement
 from dynctl.core.machine import (
+    UNIT_LIMITS,
     Clock,
     Fabric,
     Gid,
     GpuHealth,
     Limits,
+    LimitsOf,
     NumaNode,
     Route,
     Software,
@@ -188,7 +190,20 @@ class Host:
     """GPU processes of which the tool did not say on which GPU."""
     listening_ports: tuple[int, ...] = ()
     """TCP ports something listens on, loopback included."""
+    acs_bridges: tuple[str, ...] | None = None
+    """PCI bridges that redirect requests between devices to the root; None where only root may see."""
     warnings: tuple[HostWarning, ...] = ()
+
+    @property
+    def engine_limits(self) -> tuple[LimitsOf, Limits]:
+        """Resource limits of engines here: those of the agent that runs, else those one would be started with."""
+        if self.agent_limits != Limits():
+            return LimitsOf.AGENT, self.agent_limits
+        if self.is_root and self.has_systemd_system and not self.is_local:
+            return LimitsOf.UNIT, UNIT_LIMITS
+        if self.has_systemd_user and not self.is_root and self.unit_limits != Limits():
+            return LimitsOf.USER_UNITS, self.unit_limits
+        return LimitsOf.LOGIN, self.session_limits
 
 
 @dataclass(frozen=True, slots=True)

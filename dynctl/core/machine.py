@@ -6,6 +6,7 @@ Pure.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,27 @@ class Limits:
 
 
 UNLIMITED = -1
+UNIT_LIMITS = Limits(UNLIMITED, 1048576)
+"""What the agent's own system unit asks for."""
+
+
+class LimitsOf(StrEnum):
+    """Whose limits engines get."""
+
+    AGENT = "the running agent"
+    UNIT = "the agent's unit"
+    USER_UNITS = "the user's systemd units"
+    LOGIN = "a login session, which the agent inherits"
+
+
+@dataclass(frozen=True, slots=True)
+class ImexNode:
+    """One host of an IMEX domain, as this host's daemon sees it."""
+
+    address: str
+    state: str
+    """`READY`, `UNAVAILABLE`, …"""
+    version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +112,11 @@ class Fabric:
     """systemd's word for nvidia-fabricmanager (`active`, `inactive`, `failed`), `absent`, or None."""
     manager_version: str | None = None
     imex_state: str | None = None
+    """systemd's word for nvidia-imex."""
     num_imex_channels: int | None = None
+    imex_domain_state: str | None = None
+    """`UP`, `DEGRADED` or `DOWN`: whether the hosts of the domain may map each other's GPU memory."""
+    imex_nodes: tuple[ImexNode, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +148,10 @@ class Software:
     """Peer memory clients registered with the RDMA stack."""
     has_dmabuf: bool | None = None
     """The open kernel module, which can hand out dma-buf handles, is loaded."""
+    ofed_version: str | None = None
+    """The vendor's RDMA stack; None where the kernel's own is used."""
+    ucx_version: str | None = None
+    """The host's own UCX; engines may bring another."""
     engines: tuple[EngineSoftware, ...] = ()
 
 

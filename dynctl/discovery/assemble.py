@@ -100,6 +100,8 @@ def _with_machine(host: Host, found: HostFacts, sources: GpuSources) -> Host:
     numa = found.fact("numa", known.NumaFacts)
     fabric = found.fact("fabric", known.FabricFacts)
     held = fabric.fabric if fabric else host.fabric
+    imex = found.fact("imex", known.ImexFacts) or known.ImexFacts()
+    acs = found.fact("acs", known.AcsFacts)
     smi = sources.smi
     return replace(
         host,
@@ -114,7 +116,16 @@ def _with_machine(host: Host, found: HostFacts, sources: GpuSources) -> Host:
         sshd=session.sshd,
         routes=network.routes,
         listening_ports=network.listening_ports,
-        fabric=replace(held, num_switches=max(held.num_switches, sources.pci.num_switches)),
+        fabric=replace(
+            held,
+            num_switches=max(held.num_switches, sources.pci.num_switches),
+            imex_domain_state=imex.domain_state,
+            imex_nodes=tuple(
+                replace(node, address=clean(node.address, 64), state=clean(node.state, 40))
+                for node in imex.nodes
+            ),
+        ),
+        acs_bridges=acs.redirecting if acs else None,
         software=_software(found, sources),
         clock=found.fact("clock", Clock),
         unplaced_processes=tuple(
@@ -138,11 +149,18 @@ def _software(found: HostFacts, sources: GpuSources) -> Software:
     return replace(
         software,
         driver_version=clean(driver, 40) if driver else None,
+        ofed_version=_text(found, "ofed"),
+        ucx_version=_text(found, "ucx"),
         cuda_version=next((clean(q.cuda_version, 20) for q in queries if q.cuda_version), None),
         engines=tuple(_cleaned(e) for e in engines if isinstance(e, EngineSoftware))
         if isinstance(engines, tuple)
         else (),
     )
+
+
+def _text(found: HostFacts, probe: str) -> str | None:
+    fact = found.fact(probe, str)
+    return clean(fact, 100) if fact else None
 
 
 def _cleaned(engine: EngineSoftware) -> EngineSoftware:

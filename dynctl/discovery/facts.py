@@ -3,12 +3,23 @@
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from dynctl.core.machine import Fabric, Gid, GpuHealth, Limits, NumaNode, Route, Software, Sshd
+from dynctl.core.machine import (
+    Fabric,
+    Gid,
+    GpuHealth,
+    ImexNode,
+    Limits,
+    NumaNode,
+    Route,
+    Software,
+    Sshd,
+)
 
 T = TypeVar("T")
 
 PLACED_PROBES = frozenset(
     [
+        "acs",
         "clock",
         "engines",
         "fabric",
@@ -16,6 +27,7 @@ PLACED_PROBES = frozenset(
         "ibstat",
         "ibstatus",
         "ibv_devinfo",
+        "imex",
         "infiniband",
         "models",
         "network",
@@ -29,6 +41,7 @@ PLACED_PROBES = frozenset(
         "nvidia_smi_table",
         "nvidia_smi_topo",
         "nvml",
+        "ofed",
         "pci",
         "rdma_link",
         "rocm_smi",
@@ -36,6 +49,7 @@ PLACED_PROBES = frozenset(
         "show_gids",
         "software",
         "system",
+        "ucx",
     ]
 )
 """Probes whose facts have a place in Host; others are kept as text in `Host.extra`."""
@@ -335,6 +349,22 @@ class FabricFacts:
     """Fabric manager, IMEX and NVSwitches."""
 
     fabric: Fabric
+
+
+@dataclass(frozen=True, slots=True)
+class ImexFacts:
+    """The IMEX domain."""
+
+    domain_state: str | None = None
+    nodes: tuple[ImexNode, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AcsFacts:
+    """ACS of the PCI bridges."""
+
+    redirecting: tuple[str, ...] | None
+    """None where configuration space is hidden from us."""
 
 
 @dataclass(frozen=True, slots=True)

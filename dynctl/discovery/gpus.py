@@ -209,17 +209,26 @@ def _by_csv(smi: SmiFacts, sources: GpuSources) -> tuple[Gpu, ...]:
 
 
 def _by_nvml(nvml: NvmlFacts, sources: GpuSources) -> tuple[Gpu, ...]:
-    """As NVML tells; where it stopped or has no memory to tell (unified memory), as nvidia-smi does."""
+    """As NVML tells; where it stopped or has no memory to tell (unified memory), as nvidia-smi does.
+
+    A GPU is free only when nothing that was asked says otherwise.
+    """
     printed = _by_csv(sources.smi, sources) if sources.smi else ()
     by_uuid = {gpu.uuid: gpu for gpu in printed}
+    by_uuid |= {f"index-{gpu.index}": gpu for gpu in printed if gpu.uuid == f"unknown-{gpu.index}"}
     gpus = []
     for record in nvml.query.gpus:
-        other = by_uuid.get(record.uuid or "")
+        other = by_uuid.get(record.uuid or "") or by_uuid.get(f"index-{record.index}")
         rows = record.processes
         if not rows and sources.smi:
             rows = tuple(p for p in sources.smi.processes if p.gpu_uuid == record.uuid)
         gpu = _by_query(replace(record, processes=rows), sources)
-        gpus.append(gpu if record.memory_bytes or other is None else other)
+        gpu = gpu if record.memory_bytes or other is None else other
+        if gpu.state is GpuState.FREE and other is not None:
+            gpu = replace(gpu, state=other.state)
+        elif gpu.state is GpuState.FREE and sources.is_smi_broken:
+            gpu = replace(gpu, state=GpuState.UNKNOWN)
+        gpus.append(gpu)
     seen = {gpu.index for gpu in gpus} | {index for index, _ in nvml.broken}
     uuids = {gpu.uuid for gpu in gpus}
     gpus += [gpu for gpu in printed if gpu.index not in seen and gpu.uuid not in uuids]

@@ -39,6 +39,24 @@ def judge_topology(hosts: Sequence[Host]) -> tuple[HostWarning, ...]:
                     f"{', '.join(names)} share the address {clean(address)}: they are taken for one machine when ports are given out",
                 )
             )
+    domains: dict[str, dict[frozenset[str], list[str]]] = {}
+    for host in hosts:
+        nodes = frozenset(node.address for node in host.fabric.imex_nodes)
+        for clique in {gpu.health.fabric_clique for gpu in host.gpus} - {None}:
+            if nodes:
+                domains.setdefault(str(clique), {}).setdefault(nodes, []).append(host.name)
+    for clique, groups in sorted(domains.items()):
+        if len(groups) > 1:
+            sets = "; ".join(", ".join(names) for names in groups.values())
+            found.append(
+                HostWarning(
+                    "imex-domains-differ",
+                    clean(
+                        f"hosts of NVLink clique {clique} are in different IMEX domains, which disturb each other: {sets}",
+                        400,
+                    ),
+                )
+            )
     drivers = {h.software.driver_version for h in hosts if h.gpus} - {None}
     if len(drivers) > 1:
         found.append(

@@ -1,13 +1,15 @@
 """NVML and what tools print, as one: NVML first, what it does not tell from the tools, and where they disagree.
 
+Of what a GPU is, NVML's word counts. Of how it fares and how fast it is joined to others the worse one does: a fault
+that only one of them shows is one.
 Not here: how either is read (`probes/`).
 Pure.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import combinations
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dynctl.core.machine import GpuHealth
 from dynctl.core.units import MIB, format_bytes
@@ -31,6 +33,20 @@ QUERIES = ("nvidia_smi_qx", "nvidia_smi_q", "nvidia_smi_table")
 _LASTING = ("has_persistence", "has_ecc", "has_ecc_pending", "num_remapped", "has_remap_failed", "pcie_width_max", "compute_mode", "fabric_state", "fabric_clique")  # fmt: skip
 """Health that does not change between two questions."""
 _SILENT = (None, ())
+_WORSE: dict[str, Callable[[Sequence[Any]], Any]] = {
+    "has_persistence": min,
+    "num_uncorrected": max,
+    "num_remapped": max,
+    "is_remap_pending": max,
+    "has_remap_failed": max,
+    "is_reset_required": max,
+    "pcie_width": min,
+    "fabric_state": lambda states: next((s for s in states if s != "Completed"), states[0]),
+    "fabric_status": lambda words: next((w for w in words if w != "Success"), words[0]),
+}
+"""Which of several answers counts; the first one for all others."""
+_SPEEDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
+"""Links over PCIe, the best first."""
 
 
 def queries_of(found: HostFacts) -> tuple[QueryFacts, ...]:
@@ -42,12 +58,22 @@ def queries_of(found: HostFacts) -> tuple[QueryFacts, ...]:
 
 
 def health_of(records: Sequence[QueryGpu]) -> GpuHealth:
-    """Each fact from the first record that tells it."""
-    told = {}
+    """Each fact from the first record that tells it, or from the one that tells the worse."""
+    told: dict[str, Any] = {}
     for each in fields(GpuHealth):
         values = [getattr(record.health, each.name) for record in records]
-        told[each.name] = next((v for v in values if v not in _SILENT), values[0])
+        known = [value for value in values if value not in _SILENT]
+        told[each.name] = _WORSE.get(each.name, _first)(known) if known else values[0]
+    # ECC on and off belong together: a change that waits is news, whoever tells it.
+    for health in (record.health for record in records):
+        if None not in (health.has_ecc, health.has_ecc_pending) and health.has_ecc != health.has_ecc_pending:  # fmt: skip
+            told |= {"has_ecc": health.has_ecc, "has_ecc_pending": health.has_ecc_pending}
+            break
     return GpuHealth(**told)
+
+
+def _first(values: Sequence[Any]) -> Any:  # noqa: ANN401 - of any of the facts
+    return values[0]
 
 
 def nvlinks_of(found: HostFacts) -> tuple[NvlinkGpu, ...]:
@@ -75,15 +101,18 @@ def _rated(gpu: NvlinkGpu, printed: NvlinkGpu | None) -> NvlinkGpu | None:
         return replace(gpu, rates_bytes_s=(), says_inactive=bool(gpu.rates_bytes_s))
     known = max((rate or 0 for rate in printed.rates_bytes_s), default=0) if printed else 0
     rates = tuple(rate if rate is None else rate or known for rate in gpu.rates_bytes_s)
-    return None if 0 in rates else replace(gpu, rates_bytes_s=rates)
+    if 0 in rates:
+        return None
+    if printed is not None and printed.says_inactive:
+        return printed
+    if printed is not None and len(printed.rates_bytes_s) == len(rates):
+        pairs = zip(rates, printed.rates_bytes_s, strict=True)
+        rates = tuple(None if None in pair else pair[0] for pair in pairs)
+    return replace(gpu, rates_bytes_s=rates)
 
 
 def topo_of(found: HostFacts) -> TopoFacts:
-    """The matrix, cell by cell; only `topo -m` knows of NICs.
-
-    NVML tells the links of each GPU, not how many of them a pair shares by way of switches: where `topo -m` says NVLink
-    as well, its count stands.
-    """
+    """The matrix, cell by cell; only `topo -m` knows of NICs."""
     printed = found.fact("nvidia_smi_topo", TopoFacts) or TopoFacts((), ())
     nvml = found.fact("nvml", NvmlFacts)
     if nvml is None or not nvml.topo.gpu_indexes:
@@ -92,8 +121,7 @@ def topo_of(found: HostFacts) -> TopoFacts:
     sources = (nvml.topo, printed)
 
     def link(a: int, b: int) -> str | None:
-        ours, theirs = _cell(nvml.topo, a, b), _cell(printed, a, b)
-        return theirs if ours is None or (theirs and _is_same_kind(ours, theirs)) else ours
+        return _slower(_cell(nvml.topo, a, b), _cell(printed, a, b))
 
     return replace(
         printed,
@@ -112,6 +140,16 @@ def topo_of(found: HostFacts) -> TopoFacts:
         if printed.p2p
         else (),
     )
+
+
+def _slower(ours: str | None, theirs: str | None) -> str | None:
+    """NVML tells the links of each GPU, not how many a pair shares by way of switches: of two counts the printed one stands."""
+    if ours is None or theirs is None:
+        return ours or theirs
+    if _is_same_kind(ours, theirs):
+        return theirs
+    ranks = [_SPEEDS.index(label) if label in _SPEEDS else -1 for label in (ours, theirs)]
+    return ours if ranks[0] > ranks[1] else theirs
 
 
 def _is_same_kind(a: str, b: str) -> bool:

@@ -22,6 +22,10 @@ class PciTree:
         self._paths: Mapping[str, Sequence[str]] = {bus_key(a): p for a, p in facts.paths}
         self._nodes = {bus_key(address): node for address, node in facts.nodes}
 
+    def above(self, bus_id: str) -> Sequence[str]:
+        """Bridges from the root down to a device."""
+        return self._paths.get(bus_key(bus_id), ())[:-1]
+
     def node(self, bus_id: str) -> int | None:
         """NUMA node of a device; None when the firmware does not tell."""
         return self._nodes.get(bus_key(bus_id))

@@ -90,6 +90,7 @@ def _host(host: Host) -> dict[str, Any]:
             ],
         },
         "fabric": asdict(host.fabric),
+        "acs_bridges": None if host.acs_bridges is None else list(host.acs_bridges),
         "clock": asdict(host.clock) if host.clock else None,
         "sshd": asdict(host.sshd),
         "unplaced_processes": [asdict(process) for process in host.unplaced_processes],

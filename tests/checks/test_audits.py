@@ -29,7 +29,6 @@ SAMPLES = {
     "kernel": (
         "numa_balancing 1\nswappiness 60\nthp always [madvise] never\nnodes 2\nmem HugePages_Total: 10\n"
         "mem Hugepagesize: 2048\nmem SwapTotal: 1000\nmem SwapFree: 400\niommu DMA-FQ\niommu identity\n"
-        "acs 0000:00:01.0 001d\nacs 0000:00:02.0 0000\n"
     ),
     "files": "600 0 /r/lab/tls/host.key\n644 1000 /r/lab/secrets/a b\n",
     "models": "== yes /m/chat\nsize 700 ./config.json\nsize 9 ./a b.json\nsum 123 config.json\n== no /m/none\n",
@@ -90,7 +89,6 @@ def test_kernel_settings_are_read():
     assert kernel.reserved_hugepages_bytes == 10 * 2048 * 1024
     assert (kernel.swap_total_bytes, kernel.swap_used_bytes) == (1000 * 1024, 600 * 1024)
     assert kernel.iommu_translates
-    assert kernel.acs_bridges == ("0000:00:01.0",)
 
 
 def test_what_the_kernel_does_not_tell_is_unknown():

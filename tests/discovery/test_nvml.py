@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pynvml
@@ -13,6 +14,7 @@ import pytest
 
 from dynctl.core.hardware import GpuState
 from dynctl.core.inventory import HostEntry
+from dynctl.core.machine import GpuHealth
 from dynctl.core.units import GIB, MIB
 from dynctl.discovery.assemble import assemble
 from dynctl.discovery.facts import (
@@ -21,6 +23,8 @@ from dynctl.discovery.facts import (
     NvlinkGpu,
     PciFacts,
     PciGpu,
+    QueryFacts,
+    QueryGpu,
     SmiFacts,
     TopoFacts,
 )
@@ -266,18 +270,41 @@ def test_what_nvml_does_not_tell_comes_from_nvidia_smi(read):
     assert host.gpu_nic_links == (("PIX",), ("SYS",))
 
 
-def test_nvml_wins_and_each_disagreement_is_told(read):
+def test_each_disagreement_is_told_and_the_slower_link_counts(read):
     facts = read(lines(gpu(0), gpu(1, links=[]), pairs=[pair(0, 1, 10)]))
     topo = TopoFacts((0, 1), (("X", "SYS"), ("SYS", "X")))
     smi = csv(0, 1, 2, driver_version="535.9")
     host = host_of(facts, nvidia_smi_csv=smi, nvidia_smi_topo=topo)
 
-    assert host.gpu_links[0][1] == "PIX"
+    assert host.gpu_links[0][1] == "SYS"
     assert host.software.driver_version == "570.1"
     said = "\n".join(texts(host, "sources-differ"))
     assert "driver version: 570.1, 535.9" in said
     assert f"GPUs: 2, 3; not in both: {uuid(2)}" in said
     assert "GPU0–GPU1 PIX, SYS" in said
+
+
+def test_a_fault_that_only_one_of_them_shows_is_one(read):
+    facts = read(lines(gpu(0), gpu(1, health={"uncorrected": 3}), gpu(2), gpu(3)))
+    smi = replace(csv(0, 1, 3), broken=((2, "GPU is lost"),))
+    worse = GpuHealth(has_ecc=True, has_ecc_pending=False, num_uncorrected=0, pcie_width=8, fabric_state="In Progress", throttle_reasons=("hw_slowdown",))  # fmt: skip
+    printed = QueryFacts(4, tuple(QueryGpu(i, None, uuid(i), None, health=worse) for i in range(4)))
+    nvlink = tuple(NvlinkGpu(i, "", uuid(i), (26_562_000_000,) * 17 + (None,)) for i in range(4))
+    host = host_of(facts, nvidia_smi_csv=smi, nvidia_smi_qx=printed, nvidia_smi_nvlink=nvlink)
+
+    assert [g.state for g in host.gpus] == [GpuState.FREE, GpuState.FREE, GpuState.LOST, GpuState.FREE]  # fmt: skip
+    assert host.gpus[2].uuid == uuid(2)
+    assert [g.health.num_uncorrected for g in host.gpus] == [0, 3, 0, 0]
+    assert {"gpu-ecc-pending", "gpu-pcie-narrow", "gpu-fabric", "gpu-throttled", "nvlink-inactive", "sources-differ"} <= codes(host)  # fmt: skip
+
+
+def test_gpus_are_not_free_while_nvidia_smi_cannot_answer(read):
+    found = HostFacts({"nvml": read(lines(gpu(0))), "pci": PciFacts()})
+    found.failures["nvidia_smi_csv"] = "nvidia-smi did not answer within its limit"
+    found.kinds["nvidia_smi_csv"] = "timeout"
+    host = assemble([HostEntry("h", "h")], {"h": found}, (), {}).hosts[0]
+    assert [g.state for g in host.gpus] == [GpuState.UNKNOWN]
+    assert {"gpu-timeout", "gpu-unknown"} <= codes(host)
 
 
 def test_the_same_facts_from_both_are_no_disagreement(read):

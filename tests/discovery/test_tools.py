@@ -355,13 +355,13 @@ def test_routes_bonds_and_listeners_are_read(completed):
 
 def test_limits_of_session_units_and_agent_are_told_apart(completed):
     text = (
-        "memlock 64\nnofile 1024\nshm tmpfs 1000 10 990 1% /dev/shm\nDefaultLimitMEMLOCK=infinity\nDefaultLimitNOFILE=524288\n"
+        "memlock 64\nnofile 1024\nshm tmpfs 1000 10 990 1% /dev/shm\nDefaultLimitMEMLOCK=infinity\nDefaultLimitMEMLOCKSoft=8388608\nDefaultLimitNOFILE=524288\n"
         "agent Max locked memory         65536                65536                bytes\nsshd MaxSessions 4\nsshd AllowStreamLocalForwarding no\n"
     )
     facts = session.parse(completed(text))
 
     assert (facts.limits.memlock_bytes, facts.limits.nofile) == (65536, 1024)
-    assert (facts.unit_limits.memlock_bytes, facts.unit_limits.nofile) == (UNLIMITED, 524288)
+    assert (facts.unit_limits.memlock_bytes, facts.unit_limits.nofile) == (8388608, 524288)
     assert facts.agent_limits.memlock_bytes == 65536
     assert (facts.shm_bytes, facts.shm_free_bytes) == (1000 * 1024, 990 * 1024)
     assert (facts.sshd.max_sessions, facts.sshd.allows_forwarding) == (4, False)

@@ -10,8 +10,8 @@ CODE = "acs-on"
 
 
 def _judge(evidence: Evidence) -> Iterator[Finding]:
-    for host, audit in evidence.audited():
-        bridges = audit.kernel.acs_bridges if audit.kernel else ()
+    for host in evidence.topology.hosts:
+        bridges = host.acs_bridges
         if not bridges or not host.gpus:
             continue
         yield Finding(
@@ -28,4 +28,4 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-CHECK = Check(CODE, "ACS redirects peer copies", _judge, (Need.GPUS, Need.AUDIT))
+CHECK = Check(CODE, "ACS redirects peer copies", _judge, (Need.GPUS,))

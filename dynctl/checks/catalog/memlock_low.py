@@ -42,7 +42,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             ),
             verify=source.proof(
                 "Max locked memory",
-                "DefaultLimitMEMLOCK",
+                "DefaultLimitMEMLOCKSoft",
                 'VALUE != "unlimited" && VALUE != "infinity"',
             ),
             verify_on=host.name,

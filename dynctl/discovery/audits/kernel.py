@@ -1,9 +1,4 @@
-"""Kernel settings that matter for inference: NUMA balancing, huge pages, swap, IOMMU, ACS.
-
-ACS is read with setpci where that is installed and we are root. Bits of the control register: PCI Express Base
-Specification 6.0, 7.7.11.3 (2: request redirect, 3: completion redirect).
-Pure.
-"""
+"""Kernel settings that matter for inference: NUMA balancing, huge pages, swap, IOMMU. Pure."""
 
 import re
 
@@ -21,16 +16,8 @@ nodes=0; for node in "$sys"/devices/system/node/node[0-9]*; do [ -d "$node" ] &&
 [ $nodes -gt 0 ] && echo "nodes $nodes"
 awk '/^(HugePages_Total|Hugepagesize|SwapTotal|SwapFree):/ { print "mem", $1, $2 }' "$proc/meminfo"
 cat "$sys"/kernel/iommu_groups/*/type 2>/dev/null | sort -u | sed 's/^/iommu /'
-if command -v setpci >/dev/null 2>&1 && grep -qs 0x10de "$sys"/bus/pci/devices/*/vendor; then
-  for device in "$sys"/bus/pci/devices/*; do
-    read -r class <"$device/class"
-    case $class in 0x0604*) ;; *) continue ;; esac
-    value=$(setpci -s "${device##*/}" ECAP_ACS+0x6.w) && echo "acs ${device##*/} $value"
-  done 2>/dev/null
-fi
 exit 0
 """
-_ACS_REDIRECT = 0b1100
 
 
 def parse(done: Completed) -> KernelSettings:
@@ -41,7 +28,7 @@ def parse(done: Completed) -> KernelSettings:
     """
     one: dict[str, str] = {}
     memory: dict[str, int] = {}
-    types, bridges = set(), []
+    types = set()
     for number, line in enumerate(text_of(done).split("\n"), 1):
         key, _, rest = line.strip()[:400].partition(" ")
         words = rest.split()
@@ -49,9 +36,6 @@ def parse(done: Completed) -> KernelSettings:
             memory[words[0].rstrip(":")] = _number(words[1], number, line)
         elif key == "iommu" and words:
             types.add(words[0])
-        elif key == "acs" and len(words) == 2 and re.fullmatch(r"[0-9a-f]{4}", words[1]):
-            if int(words[1], 16) & _ACS_REDIRECT and re.fullmatch(r"[0-9a-f:.]{7,16}", words[0]):
-                bridges.append(words[0])
         elif key in ("numa_balancing", "swappiness", "nodes"):
             one[key] = str(_number(rest, number, line))
         elif key == "thp":
@@ -68,7 +52,6 @@ def parse(done: Completed) -> KernelSettings:
         swap_used_bytes=None if total is None or free is None else (total - free) * 1024,
         swappiness=_integer(one.get("swappiness")),
         iommu_translates=any(t.startswith("DMA") for t in types) if types else None,
-        acs_bridges=tuple(bridges),
     )
 
 

@@ -1,6 +1,7 @@
 """Versions of vLLM, NIXL, UCX, NCCL and torch in the engines' own interpreters, by the names of installed metadata.
 
-Nothing of theirs is imported: torch alone would take seconds and touch the GPUs. Interpreters come from the
+Nothing of theirs is imported: torch alone would take seconds and touch the GPUs. Only the UCX that NIXL's wheels bring
+along, which no metadata names, is asked itself. Interpreters come from the
 inventory, one a line in DYNCTL_ENGINE_PYTHONS. Pure.
 """
 
@@ -12,13 +13,22 @@ from dynctl.discovery.probe import Probe, text_of
 
 _SCRIPT = r"""
 list='
-import os, sys
+import ctypes, os, sys
 print("version\t" + ".".join(map(str, sys.version_info[:3])))
 for place in sys.path:
     for name in os.listdir(place) if os.path.isdir(place) else ():
         stem, dot, kind = name.rpartition(".")
         if kind in ("dist-info", "egg-info") and "-" in stem:
             print("package\t" + "\t".join(stem.split("-")[:2]))
+        if name.startswith("nixl_cu") and name.endswith(".libs"):
+            for library in os.listdir(os.path.join(place, name)):
+                if library.startswith("libucp-"):
+                    try:
+                        tell = ctypes.CDLL(os.path.join(place, name, library)).ucp_get_version_string
+                        tell.restype = ctypes.c_char_p
+                        print("package\tucx-of-" + name[:-5] + "\t" + tell().decode())
+                    except (OSError, AttributeError):
+                        pass
 '
 printf '%s\n' "$DYNCTL_ENGINE_PYTHONS" | while IFS= read -r python; do
   [ -n "$python" ] || continue

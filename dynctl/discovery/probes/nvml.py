@@ -48,8 +48,9 @@ _NEEDS = """(
   for file in /usr/lib/*/libnvidia-ml.so.1 /usr/lib/*/nvidia/current/libnvidia-ml.so.1 /usr/lib64/libnvidia-ml.so.1 /usr/lib/wsl/lib/libnvidia-ml.so.1 \\
     /usr/local/nvidia/lib64/libnvidia-ml.so.1 /run/opengl-driver/lib/libnvidia-ml.so.1; do [ -e "$file" ] && exit 0; done
   IFS=:; for dir in $LD_LIBRARY_PATH; do [ -e "$dir/libnvidia-ml.so.1" ] && exit 0; done
-  grep -qs libnvidia-ml.so.1 /etc/ld.so.cache
+  [ -e /proc/driver/nvidia ] && grep -qs libnvidia-ml.so.1 /etc/ld.so.cache
 )"""
+"""Where the library may be, without starting a process on hosts that have none."""
 
 _NOT_LOADED = 9
 _FAULTS = {

@@ -1,7 +1,8 @@
 """What a process of ours gets: locked memory, open files, shared memory, and what the SSH server allows.
 
 An agent without systemd inherits the limits of the login session, one under systemd those of its unit; where one
-runs already, its own are read. Pure.
+runs already, its own are read. Of the two limits systemd has of each kind, the soft one counts for locked memory, which
+nobody raises, and the hard one for open files, to which the agent raises its own. Pure.
 """
 
 import re
@@ -17,7 +18,7 @@ echo "nofile $(ulimit -n)"
 echo "shm $(df -Pk /dev/shm 2>/dev/null | tail -n 1)"
 if [ -d /run/systemd/system ]; then
   [ "$(id -u)" = 0 ] && whose= || whose=--user
-  systemctl $whose show -p DefaultLimitMEMLOCK -p DefaultLimitNOFILE 2>/dev/null
+  systemctl $whose show -p DefaultLimitMEMLOCKSoft -p DefaultLimitMEMLOCK -p DefaultLimitNOFILE 2>/dev/null
 fi
 dir=${DYNCTL_ROOT:-$HOME/.dynctl}
 case $dir in '~/'*) dir=$HOME/${dir#??} ;; esac
@@ -62,7 +63,8 @@ def parse(done: Completed) -> SessionFacts:
             _limit(rows.get("nofile")),
         ),
         unit_limits=Limits(
-            _limit(rows.get("DefaultLimitMEMLOCK")), _limit(rows.get("DefaultLimitNOFILE"))
+            _limit(rows.get("DefaultLimitMEMLOCKSoft", rows.get("DefaultLimitMEMLOCK"))),
+            _limit(rows.get("DefaultLimitNOFILE")),
         ),
         agent_limits=Limits(
             _limit(agent.get("Max locked memory")), _limit(agent.get("Max open files"))

@@ -3,7 +3,9 @@
 from itertools import combinations
 
 from dynctl.core.hardware import Host
+from dynctl.discovery.facts import PciFacts
 from dynctl.discovery.linkage import as_nvlink
+from dynctl.discovery.pcitree import PciTree
 from dynctl.discovery.rules.case import Case, Found, Rule, gpus_in_words
 from dynctl.planner.grouping import num_nvlinks
 
@@ -121,4 +123,46 @@ def inactive(case: Case) -> Found:
             )
 
 
-RULES: tuple[Rule, ...] = (damage, nvlink, flat, peers, inactive)
+def redirected(case: Case) -> Found:
+    """Bridges above GPUs or RDMA devices that send requests between them up to the root."""
+    devices = [gpu.pci_bus_id for gpu in case.host.gpus]
+    devices += [nic.pci_bus_id for nic in case.host.nics if nic.kind != "ethernet"]
+    tree = PciTree(case.found.fact("pci", PciFacts) or PciFacts())
+    above = {bridge for address in devices if address for bridge in tree.above(address)}
+    if (
+        case.host.gpus
+        and len(devices) > 1
+        and (odd := sorted(above & set(case.host.acs_bridges or ())))
+    ):
+        more = f" and {len(odd) - 4} more" if len(odd) > 4 else ""
+        yield (
+            "acs-on",
+            f"PCI bridges {', '.join(odd[:4])}{more} redirect requests between devices (ACS): copies between GPUs and to NICs crawl or hang",
+        )
+
+
+def imex(case: Case) -> Found:
+    """NVLink between hosts needs a daemon beside it."""
+    host = case.host
+    cliques = sorted({gpu.health.fabric_clique for gpu in host.gpus if gpu.health.fabric_clique})
+    state = host.fabric.imex_domain_state
+    if cliques and state != "UP":
+        found = (
+            f"its domain is {state}"
+            if state
+            else f"nvidia-imex is {host.fabric.imex_state or 'not there'}"
+        )
+        yield (
+            "imex-down",
+            f"NVLink reaches other hosts (clique {', '.join(cliques)}), but {found}: their GPU memory cannot be mapped",
+        )
+    away = [node for node in host.fabric.imex_nodes if node.state != "READY"]
+    if away:
+        named = ", ".join(f"{node.address} {node.state}" for node in away[:8])
+        yield (
+            "imex-node-away",
+            f"{len(away)} of {len(host.fabric.imex_nodes)} hosts of the IMEX domain are not ready: {named}",
+        )
+
+
+RULES: tuple[Rule, ...] = (damage, nvlink, flat, peers, inactive, redirected, imex)

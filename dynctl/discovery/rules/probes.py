@@ -56,7 +56,7 @@ def differing(case: Case) -> Found:
     for text in odd[:_MAX_DIFFERENCES]:
         yield (
             "sources-differ",
-            f"NVML and nvidia-smi tell different things (NVML's is taken): {text}",
+            f"NVML and nvidia-smi tell different things: {text}",
         )
     if len(odd) > _MAX_DIFFERENCES:
         yield (

@@ -69,7 +69,7 @@ def limits(case: Case) -> Found:
             "disk-low",
             f"only {format_bytes(host.disk_free_bytes)} free where dynctl keeps its files",
         )
-    memlock = host.session_limits.memlock_bytes
+    memlock = host.engine_limits[1].memlock_bytes
     has_rdma = any(nic.kind in {"infiniband", "roce"} and nic.state == "up" for nic in host.nics)
     if has_rdma and memlock not in {None, UNLIMITED} and (memlock or 0) < _MIN_MEMLOCK_BYTES:
         yield (

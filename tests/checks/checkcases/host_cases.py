@@ -293,8 +293,8 @@ CASES = (
     ),
     Case(
         "acs-on",
-        kernel(acs_bridges=("0000:00:01.0",)),
-        kernel(),
+        planned(host(acs_bridges=("0000:00:01.0",))),
+        planned(host(acs_bridges=())),
         World({"setpci": "echo 001d\n"}),
         World({"setpci": "echo 0000\n"}),
         "warning",
