@@ -5,6 +5,7 @@ IO: sockets (through asyncio transports).
 """
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, cast
 
 import httptools
@@ -17,6 +18,51 @@ if TYPE_CHECKING:
 
 MAX_INTERIM_RESPONSES = 10
 _MAX_JOINED_BYTES = 64 * 1024
+_MAX_LENGTH_DIGITS = 15
+_LENGTH = re.compile(rb"\r\ncontent-length: (\d{1,15})\r\n", re.IGNORECASE)
+
+
+class KnownAnswer:
+    """The head of an origin's last whole answer. The next one mostly differs in the digits of its length alone.
+
+    Where such an answer is one read, it is not parsed again.
+    """
+
+    __slots__ = ("_before", "_behind", "_digits", "fields", "status")
+
+    def __init__(self, head: bytes, status: int, fields: list[Header]) -> None:
+        """`status` and `fields` are what `head` was read as; it has a length."""
+        start, end = _LENGTH.search(head).span(1)  # type: ignore[union-attr] # the caller looked
+        self._before, self._behind = head[:start], head[end:]
+        self._digits = head[start:end]
+        self.status = status
+        self.fields = fields
+
+    @staticmethod
+    def has_length(head: bytes) -> bool:
+        """Whether a head can be kept."""
+        return _LENGTH.search(head) is not None
+
+    def body_of(self, data: bytes) -> bytes:
+        """The body, where `data` is such an answer and nothing more; else nothing. Look at `fields` afterwards."""
+        before, behind = self._before, self._behind
+        start = len(before)
+        if not data.startswith(before):
+            return b""
+        end = data.find(b"\r", start, start + _MAX_LENGTH_DIGITS + 1)
+        digits = data[start:end]
+        if not data.startswith(behind, end) or not digits.isdigit():
+            return b""
+        body = data[end + len(behind) :]
+        if len(body) != int(digits):
+            return b""
+        if digits != self._digits:
+            self._digits = digits
+            self.fields = [
+                (name, digits if name == b"content-length" else value)
+                for name, value in self.fields
+            ]
+        return body
 
 
 class Connection(asyncio.Protocol):
@@ -120,6 +166,10 @@ class Connection(asyncio.Protocol):
         call.has_received = True
         call.heard_tick = self._pool.tick
         if not self._has_head:
+            known = self._pool.known_answer
+            if known is not None and not self._num_head_bytes and (body := known.body_of(data)):
+                self._take_whole(call, known, body)
+                return
             self._num_head_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -138,9 +188,32 @@ class Connection(asyncio.Protocol):
         if self._call is None:
             return
         if self._is_complete:
+            if len(data) == self._num_head_bytes:
+                self._learn_head(data)
             self._release()
         elif not self._has_head and self._num_head_bytes > self._pool.limits.max_head_bytes:
             self._fail("protocol", "the head of the answer is too large")
+
+    def _take_whole(self, call: "Call", known: KnownAnswer, body: bytes) -> None:
+        """Do what the parser and `_hand_on` do, for an answer that came in one read."""
+        self._has_head = self._is_complete = self._can_keep_alive = True
+        try:
+            call.sink.on_head(known.status, known.fields)
+            call.sink.on_data(body)
+        except Exception as error:  # noqa: BLE001 - one broken receiver must not harm the pool
+            self._pool.report("the receiver of an answer failed", error)
+            self._fail("protocol", "the receiver of the answer failed")
+            return
+        if self._call is not None:
+            self._release()
+
+    def _learn_head(self, data: bytes) -> None:
+        """Keep the head of a whole answer that has a length and leaves the connection open."""
+        head = data[: data.find(b"\r\n\r\n") + 4]
+        is_plain = not (self._num_interim or self._surplus)
+        names = {name for name, _ in self._pairs}
+        if is_plain and self._can_keep_alive and b"transfer-encoding" not in names:
+            self._pool.learn_answer(head, self._parser.get_status_code(), self._pairs)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the call that was under way."""

@@ -8,6 +8,7 @@ Pure.
 
 import re
 import string
+from collections.abc import Callable
 
 import httptools
 
@@ -42,9 +43,8 @@ _GUARDED = _SPECIAL | {
 """Names that decide framing, rights or hops: an underscore must not imitate them."""
 _KNOWN_TARGETS: dict[bytes, tuple[str, bytes]] = {}
 _MAX_KNOWN_TARGETS = 256
-_MAX_KNOWN_HEADS = 512
-_MAX_KNOWN_HEAD_BYTES = 2048
-_VISIBLE = bytes(range(0x20, 0x7F))
+_MAX_LENGTH_DIGITS = 15
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,15})\r\n", re.IGNORECASE)
 
 
 class Refused(Exception):  # noqa: N818 - the guard's verdict, not a fault of ours
@@ -70,109 +70,45 @@ class _Fields:
         self.pairs.append((name.lower(), value))
 
 
+class KnownHead:
+    """The last head of a connection. A client sends the same one again and again but for the digits of its length.
+
+    One that was sound once is sound with other digits, and is not parsed again. Its key is kept as long as the
+    connection lasts.
+    """
+
+    __slots__ = ("_again", "_before", "_behind")
+
+    def __init__(self, head: bytes, request: Request) -> None:
+        """`request` is what `head` was read as, still without a body."""
+        field = _LENGTH.search(head)
+        start, end = field.span(1) if field is not None else (len(head), len(head))
+        self._before, self._behind = head[:start], head[end:]
+        request.header(b"")  # every copy shares the look-up
+        copy: Callable[[], Request] = request.__copy__  # type: ignore[attr-defined] # left out in msgspec's stubs
+        self._again: Callable[[], Request] = copy().__copy__  # type: ignore[attr-defined]
+
+    def read(self, data: bytes, max_body_bytes: int) -> tuple[Request, int] | None:
+        """The request whose head `data` begins with, and where that ends; None when it is any other head, or not all there."""
+        if not data.startswith(self._before):
+            return None
+        request = self._again()
+        start = len(self._before)
+        if not self._behind:
+            return request, start
+        end = data.find(b"\r", start, start + _MAX_LENGTH_DIGITS + 1)
+        digits = data[start:end]
+        if not digits.isdigit() or not data.startswith(self._behind, end):
+            return None
+        length = request.content_length_bytes = int(digits)
+        return (request, end + len(self._behind)) if length <= max_body_bytes else None
+
+
 def read_head(head: bytes, max_body_bytes: int) -> Request:
     """Read one complete request head, ending in its blank line.
 
-    A client sends the same head again and again but for the length and its key: one that was sound once is sound
-    with other digits and other visible characters there, and is not parsed again.
-
     Raises: Refused when it breaks a rule, with the status to answer.
     """
-    if len(head) > _MAX_KNOWN_HEAD_BYTES:
-        return _parse_head(head, max_body_bytes)
-    text, length, key = _shape_of(head)
-    shape = (text, length != b"", key != b"")
-    known = _known_heads.get(shape)
-    if known is not None:
-        return known.request(length, key, max_body_bytes)
-    request = _parse_head(head, max_body_bytes)
-    num_keys = sum(name == b"authorization" for name, _ in request.headers)
-    if num_keys == (key != b""):
-        if len(_known_heads) >= _MAX_KNOWN_HEADS:
-            _known_heads.clear()
-        _known_heads[shape] = _KnownHead(request, has_length=length != b"")
-    return request
-
-
-def _shape_of(head: bytes) -> tuple[bytes, bytes, bytes]:
-    """A head without the digits of its length and the value of its key; those two, empty where there is none."""
-    length = key = b""
-    start = head.find(b"\r\ncontent-length: ") + 18
-    if start < 18:
-        start = head.find(b"\r\nContent-Length: ") + 18
-    if start >= 18:
-        end = head.find(b"\r\n", start)
-        digits = head[start:end]
-        if digits.isdigit() and len(digits) < 16:
-            length = digits
-            head = head[:start] + head[end:]
-    start = head.find(b"\r\nauthorization: ") + 17
-    if start < 17:
-        start = head.find(b"\r\nAuthorization: ") + 17
-    if start >= 17:
-        end = head.find(b"\r\n", start)
-        value = head[start:end]
-        # Begins with no space: the parser would strip it.
-        if value and not value.translate(None, _VISIBLE) and value[0] != 0x20:
-            key = value
-            head = head[:start] + head[end:]
-    return head, length, key
-
-
-class _KnownHead:
-    """What a head said; its length and key are put in anew."""
-
-    __slots__ = ("_before", "_behind", "_headers", "_index", "_key_at", "_length_at", "_request")
-
-    def __init__(self, request: Request, *, has_length: bool) -> None:
-        names = [name for name, _ in request.headers]
-        self._length_at = names.index(b"content-length") if has_length else -1
-        self._key_at = names.index(b"authorization") if b"authorization" in names else -1
-        # The key itself is not kept.
-        self._headers = tuple(
-            (name, b"" if at == self._key_at else value)
-            for at, (name, value) in enumerate(request.headers)
-        )
-        self._request = _copy(request, self._headers)
-        self._before = self._headers[: self._length_at]
-        self._behind = self._headers[self._length_at + 1 :]
-        self._index = self._request.index()
-
-    def request(self, length: bytes, key: bytes, max_body_bytes: int) -> Request:
-        """The request of a head of this shape.
-
-        Raises: Refused when the body would be too large.
-        """
-        headers, index = self._headers, self._index
-        if length:
-            headers = (*self._before, (b"content-length", length), *self._behind)
-            index = index | {b"content-length": length}
-        if key:
-            at = self._key_at
-            headers = (*headers[:at], (b"authorization", key), *headers[at + 1 :])
-            index = index | {b"authorization": key.rstrip(b" \t")}
-        request = _copy(self._request, headers)
-        request.known = index
-        if length:
-            request.content_length_bytes = _read_length(length, max_body_bytes)
-        return request
-
-
-def _copy(request: Request, headers: tuple[Header, ...]) -> Request:
-    again = Request(request.method, request.target, request.path, request.query)
-    again.headers = headers
-    again.content_length_bytes = request.content_length_bytes
-    again.is_chunked = request.is_chunked
-    again.can_keep_alive = request.can_keep_alive
-    again.expects_continue = request.expects_continue
-    again.is_http10 = request.is_http10
-    return again
-
-
-_known_heads: dict[tuple[bytes, bool, bool], _KnownHead] = {}
-
-
-def _parse_head(head: bytes, max_body_bytes: int) -> Request:
     request = _read_request_line(head[: head.find(b"\r\n")])
     fields = _Fields()
     try:
@@ -304,9 +240,8 @@ def _apply_fields(request: Request, pairs: list[Header], max_body_bytes: int) ->
         raise Refused(400, "framing", "Content-Length and Transfer-Encoding together")
     if b"host" not in seen and not request.is_http10:
         raise Refused(400, "header", "exactly one Host is needed")
-    if named:
-        pairs = [pair for pair in pairs if pair[0] not in named]
-    request.headers = tuple(pairs)
+    named.add(b"content-length")
+    request.headers = tuple([pair for pair in pairs if pair[0] not in named])
 
 
 def _read_length(value: bytes, max_body_bytes: int) -> int:

@@ -4,6 +4,8 @@ import http
 import json
 from collections.abc import Iterable
 
+import msgspec
+
 Header = tuple[bytes, bytes]
 """Name in lower case, value; space after the value may remain, see `Request.header`."""
 
@@ -31,56 +33,36 @@ HOP_BY_HOP = frozenset(
 _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 
 
-class Request:
+class Request(msgspec.Struct, eq=False):
     """One request as the guard let it through; the body is filled in once it is there."""
 
-    __slots__ = (
-        "body",
-        "can_keep_alive",
-        "content_length_bytes",
-        "expects_continue",
-        "headers",
-        "is_chunked",
-        "is_http10",
-        "known",
-        "method",
-        "path",
-        "peer",
-        "peer_name",
-        "query",
-        "target",
-    )
-
-    def __init__(self, method: str, target: bytes, path: str, query: bytes) -> None:
-        self.method = method
-        self.target = target
-        """As it came: the only thing to route and authorise by, besides `path`."""
-        self.path = path
-        """Percent-decoded once; has no dot segments, no empty segments."""
-        self.query = query
-        self.headers: tuple[Header, ...] = ()
-        self.body = b""
-        self.peer = ""
-        """Address of the client, `unix` on a Unix socket."""
-        self.peer_name = ""
-        """Common name in the client's certificate; empty without one."""
-        self.content_length_bytes = 0
-        self.is_chunked = False
-        self.can_keep_alive = True
-        self.expects_continue = False
-        self.is_http10 = False
-        self.known: dict[bytes, bytes] | None = None
-        """Values by name, once somebody has asked."""
-
-    def index(self) -> dict[bytes, bytes]:
-        """The first value of each field, without the space around it."""
-        return {name: value.rstrip(b" \t") for name, value in reversed(self.headers)}
+    method: str
+    target: bytes
+    """As it came: the only thing to route and authorise by, besides `path`."""
+    path: str
+    """Percent-decoded once; has no dot segments, no empty segments."""
+    query: bytes
+    headers: tuple[Header, ...] = ()
+    """Without Content-Length, which `content_length_bytes` says."""
+    body: bytes = b""
+    peer: str = ""
+    """Address of the client, `unix` on a Unix socket."""
+    peer_name: str = ""
+    """Common name in the client's certificate; empty without one."""
+    content_length_bytes: int = 0
+    is_chunked: bool = False
+    can_keep_alive: bool = True
+    expects_continue: bool = False
+    is_http10: bool = False
+    known: dict[bytes, bytes] | None = None
+    """Values by name, once somebody has asked."""
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first value of a field (`name` in lower case) without the space around it, or None."""
         known = self.known
         if known is None:
-            known = self.known = self.index()
+            known = {field: value.rstrip(b" \t") for field, value in reversed(self.headers)}
+            self.known = known
         return known.get(name)
 
 

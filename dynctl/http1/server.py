@@ -230,7 +230,7 @@ async def serve(
     """Listen on `host` and `port`, on the Unix socket `path` (mode 0600), or on a bound `sock`.
 
     `handler` is called once per complete request and must not block. `admit` sees each request
-    before its body is read. The port is bound when this returns.
+    before its body is read; one whose head repeats the last of its connection is admitted as that was. The port is bound when this returns.
 
     Raises: OSError when the place cannot be bound.
     """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from dynctl.http1.body import ChunkedBody, LengthBody
 from dynctl.http1.exchange import Exchange
-from dynctl.http1.guard import Refused, check_partial_head, read_head
+from dynctl.http1.guard import KnownHead, Refused, check_partial_head, read_head
 from dynctl.http1.message import (
     Header,
     Rejection,
@@ -39,6 +39,7 @@ class ServerConnection(asyncio.Protocol):
         "_is_paused",
         "_is_reading_paused",
         "_is_taking",
+        "_known_head",
         "_num_lingered_bytes",
         "_num_served",
         "_peer",
@@ -66,6 +67,7 @@ class ServerConnection(asyncio.Protocol):
         self._body: ChunkedBody | LengthBody | None = None
         self._body_deadline_s = math.inf
         self._is_taking = False
+        self._known_head: KnownHead | None = None
         self._is_paused = False
         self._is_reading_paused = False
         self._peer = ""
@@ -222,11 +224,13 @@ class ServerConnection(asyncio.Protocol):
         self._is_taking = True
         try:
             while True:
-                end = data.find(b"\r\n\r\n") + 4
-                if end < 4:
-                    self._keep_partial_head(data)
-                    break
-                rest = self._take_head(data[:end], data[end:])
+                known = self._known_head
+                found = known.read(data, self.server.limits.max_body_bytes) if known else None
+                if found is None:
+                    found = self._read_head(data)
+                    if found is None:
+                        break
+                rest = self._take_request(found[0], data, found[1])
                 # Busy again, or closed: what follows waits or is dropped.
                 if self._phase != _HEAD or self._is_paused:
                     if self._phase in (_BUSY, _HEAD):
@@ -265,29 +269,36 @@ class ServerConnection(asyncio.Protocol):
         pending.clear()
         self._take(whole)
 
-    def _take_head(self, head: bytes, after: bytes) -> bytes:
-        """Read one head and as much of its body as is there; return what lies behind the body."""
+    def _read_head(self, data: bytes) -> tuple[Request, int] | None:
+        """Read the head `data` begins with, and say where it ends; None when it is not all there, or turned away."""
         server = self.server
-        if len(head) > server.limits.max_head_bytes:
+        end = data.find(b"\r\n\r\n") + 4
+        if end < 4:
+            self._keep_partial_head(data)
+            return None
+        if end > server.limits.max_head_bytes:
             raise Refused(431, "size", f"request head over {server.limits.max_head_bytes} bytes")
+        head = data[:end]
         request = read_head(head, server.limits.max_body_bytes)
         request.peer = self._peer
         request.peer_name = self._peer_name
-        if server.admit is not None:
-            rejection = server.admit(request)
-            if rejection is not None:
-                self._reject(rejection)
-                return b""
-        length = request.content_length_bytes
-        if not length and not request.is_chunked:
-            self._dispatch(request)
-            return after
-        if length and len(after) >= length:
-            request.body = after[:length]
-            self._dispatch(request)
-            return after[length:]
-        self._expect_body(request, after)
-        return b""
+        rejection = server.admit(request) if server.admit is not None else None
+        if rejection is not None:
+            self._reject(rejection)
+            return None
+        self._known_head = KnownHead(head, request)
+        return request, end
+
+    def _take_request(self, request: Request, data: bytes, start: int) -> bytes:
+        """Serve a request whose body begins in `data`, or wait for the rest of it; return what lies behind the body."""
+        end = start + request.content_length_bytes
+        if request.is_chunked or end > len(data):
+            self._expect_body(request, data[start:])
+            return b""
+        if end > start:
+            request.body = data[start:end]
+        self._dispatch(request)
+        return data[end:]
 
     def _expect_body(self, request: Request, after: bytes) -> None:
         limits = self.server.limits
@@ -324,7 +335,7 @@ class ServerConnection(asyncio.Protocol):
     def _dispatch(self, request: Request) -> None:
         self._phase = _BUSY
         self.deadline_s = math.inf
-        exchange = self._exchange = Exchange(self, request)
+        exchange = self._exchange = Exchange(self, request, not request.can_keep_alive)
         self._num_served += 1
         server = self.server
         server.num_requests += 1

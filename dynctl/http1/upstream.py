@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dynctl.http1.call import Call, ResponseSink, UpstreamError
-from dynctl.http1.connection import Connection
+from dynctl.http1.connection import Connection, KnownAnswer
 from dynctl.http1.message import Header, field_lines
 
 __all__ = [
@@ -90,6 +90,8 @@ class Upstream:
         self._opening: set[asyncio.Task[None]] = set()
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
+        self.known_answer: KnownAnswer | None = None
+        """What the last whole answer began with."""
 
     def __repr__(self) -> str:
         return f"<Upstream {self.address} calls={self.num_active} idle={len(self._idle)}>"
@@ -111,15 +113,19 @@ class Upstream:
         headers: Iterable[Header],
         body: bytes,
         sink: ResponseSink,
+        *,
+        on_new_connection: bool = False,
     ) -> Call:
         """Send a request; never raises for network reasons, everything goes to `sink`.
 
         `headers` carry neither host nor framing fields. No callback comes before this returns.
+        `on_new_connection`: reach whoever listens now, not one who served before.
         Raises: ValueError when a header or the target contains a line end or space, or for HEAD.
         """
         start = self.prepare(method, target, headers)
         length = b"content-length: %d\r\n" % len(body) if body or method == "POST" else b""
-        return self._send(b"%b%b\r\n" % (start, length), body, sink, method in _SAFE_METHODS)
+        head = b"%b%b\r\n" % (start, length)
+        return self._send(head, body, sink, method in _SAFE_METHODS, is_new=on_new_connection)
 
     def prepare(self, method: str, target: str, headers: Iterable[Header]) -> bytes:
         """Write the part of a head that many requests share, once; `post` sends it.
@@ -147,12 +153,14 @@ class Upstream:
         )
         return self._send(head, body, sink, False)
 
-    def _send(self, head: bytes, body: bytes, sink: ResponseSink, is_safe: bool) -> Call:
+    def _send(
+        self, head: bytes, body: bytes, sink: ResponseSink, is_safe: bool, is_new: bool = False
+    ) -> Call:
         call = Call(self, head, body, sink, is_safe)
         self._calls.add(call)
         if self._sweep_timer is None:
             self._sweep_timer = self._loop.call_later(_SWEEP_S, self._sweep)
-        connection = self._take_idle()
+        connection = None if is_new else self._take_idle()
         if connection is not None:
             call.ride(connection)
         else:
@@ -211,6 +219,11 @@ class Upstream:
     def settle(self, call: Call) -> None:
         """Note that a call has ended."""
         self._calls.discard(call)
+
+    def learn_answer(self, head: bytes, status: int, fields: list[Header]) -> None:
+        """Keep the head of a whole answer, if it has a length."""
+        if KnownAnswer.has_length(head):
+            self.known_answer = KnownAnswer(head, status, fields)
 
     def give_back(self, connection: Connection) -> None:
         """Take a connection whose answer is complete; the longest waiting call gets it."""
