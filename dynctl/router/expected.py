@@ -4,6 +4,8 @@ A prompt is noted at few depths, all multiples of one power of two, so that a ma
 meets them whatever the other prompt's length. Not here: what engines say they hold (`prefix_index`). Pure.
 """
 
+from collections.abc import Iterator
+
 from dynctl.kv.hashing import PromptBlocks
 
 _AGE_S = 5.0
@@ -32,22 +34,20 @@ class ExpectedBlocks:
 
     def add(self, bit: int, blocks: PromptBlocks, num_blocks: int, num_held: int) -> None:
         """Expect a prompt's first blocks from one source, of which it holds some for sure."""
-        stride = 1
-        while stride * _MAX_POINTS < num_blocks:
-            stride <<= 1
-        young, data, bytes_of = self._young, blocks.data, blocks.stride_bytes
-        depth = num_held // stride * stride
-        if depth == 0 and stride > 1:
-            block = blocks.start(1).intdigest()
+        young = self._young
+        for block in _points(blocks, num_blocks, num_held):
             young[block] = young.get(block, 0) | bit
-        state = blocks.start(depth)
-        while (further := depth + stride) <= num_blocks:
-            state.update(data[depth * bytes_of : further * bytes_of])
-            block = state.intdigest()
-            young[block] = young.get(block, 0) | bit
-            depth = further
         if len(young) > _MAX_ENTRIES:
             self._old, self._young = young, {}
+
+    def withdraw(self, bit: int, blocks: PromptBlocks, num_blocks: int, num_held: int) -> None:
+        """Expect it no more; another prompt's part of it that was sent there too is forgotten with it."""
+        for block in _points(blocks, num_blocks, num_held):
+            self.remove(block, bit)
+
+    def sides(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Both generations, for who looks many times at once."""
+        return self._young, self._old
 
     def mask_of(self, block: int) -> int:
         """Bits of the sources expected to hold a block."""
@@ -58,7 +58,10 @@ class ExpectedBlocks:
         for side in (self._young, self._old):
             mask = side.get(block)
             if mask is not None and mask & bit:
-                side[block] = mask & ~bit
+                if mask == bit:
+                    del side[block]
+                else:
+                    side[block] = mask & ~bit
 
     def forget(self, bits: int) -> None:
         """Take sources away altogether."""
@@ -71,3 +74,19 @@ class ExpectedBlocks:
         """Drop what is too old; call it from a timer."""
         if now_s - self._started_s >= _AGE_S:
             self._old, self._young, self._started_s = self._young, {}, now_s
+
+
+def _points(blocks: PromptBlocks, num_blocks: int, num_held: int) -> Iterator[int]:
+    """Yield the hashes at the depths where a prompt is noted, beyond those held."""
+    stride = 1
+    while stride * _MAX_POINTS < num_blocks:
+        stride <<= 1
+    data, bytes_of = blocks.data, blocks.stride_bytes
+    depth = num_held // stride * stride
+    if depth == 0 and stride > 1:
+        yield blocks.start(1).intdigest()
+    state = blocks.start(depth)
+    while (further := depth + stride) <= num_blocks:
+        state.update(data[depth * bytes_of : further * bytes_of])
+        yield state.intdigest()
+        depth = further

@@ -15,8 +15,10 @@ class Evidence:
     engine: str
     has_events_source: bool = True
     """Whether anybody tells its events at all."""
-    num_updates: int = 0
-    """Index updates applied."""
+    was_connected: bool = True
+    """Whether whoever reads them has ever reached them."""
+    other_topic: str = ""
+    """The topic of its events, where it isn't the one subscribed to."""
     num_stored_blocks: int = 0
     """Blocks it was said to hold."""
     num_undecodable: int = 0
@@ -81,6 +83,18 @@ def _events(e: Evidence) -> tuple[str, str, str] | None:
             "the engine's prefix cache is off",
             "start it without --no-enable-prefix-caching",
         )
+    if not e.was_connected:
+        return (
+            "events_unreachable",
+            "nothing answers where its KV events should come from",
+            "start it with --kv-events-config enable_kv_cache_events=true, and check kv-events' address and port",
+        )
+    if e.other_topic:
+        return (
+            "topic",
+            f"its KV events have the topic {e.other_topic!r}, which nobody subscribes to",
+            "give the same topic on both sides, or none to the router",
+        )
     if e.num_undecodable and not e.num_stored_blocks:
         return (
             "event_version",
@@ -91,7 +105,7 @@ def _events(e: Evidence) -> tuple[str, str, str] | None:
         return (
             "no_events",
             "requests end here and no KV event ever came",
-            "start the engine with --kv-events-config enable_kv_cache_events=true",
+            "start the engine with --kv-events-config enable_kv_cache_events=true, under a topic that is subscribed to",
         )
     return None
 

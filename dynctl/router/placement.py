@@ -395,6 +395,10 @@ class Placement:
                     tokens = depth * size
                     for position in view.positions_of(bits, size, self.index):
                         overlaps[position] = tokens
+            for engine_id, trust in self.index.doubts.items():
+                position = view.positions.get(engine_id, -1)
+                if position >= 0:
+                    overlaps[position] = int(overlaps[position] * trust)
         if workers is view.workers:
             return overlaps
         return [overlaps[view.positions[worker.id]] for worker in workers]

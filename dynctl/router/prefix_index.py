@@ -77,6 +77,8 @@ class PrefixIndex:
         self._expected = ExpectedBlocks()
         self.layout = 0
         """Changes whenever a bit changes its meaning."""
+        self.doubts: dict[str, float] = {}
+        """By engine whose cache is not well known just now: the share of it to be believed."""
 
     def begin(self, source: Source) -> None:
         """Start a source with no blocks; what its rank held before, of whatever incarnation, is gone at once."""
@@ -93,8 +95,16 @@ class PrefixIndex:
         self._live |= bit
         self.layout += 1
 
+    def believe(self, engine_id: str, trust: float) -> None:
+        """Take note how far what is known of an engine is to be believed, 0 to 1."""
+        if trust < 1.0:
+            self.doubts[engine_id] = trust
+        else:
+            self.doubts.pop(engine_id, None)
+
     def drop(self, engine_id: str) -> None:
         """Forget an engine with all its ranks; unknown ones are no error."""
+        self.doubts.pop(engine_id, None)
         for source in [s for s in self._slots if s.engine_id == engine_id]:
             self._retire(source)
 
@@ -189,6 +199,14 @@ class PrefixIndex:
         bit = self._one_bit.get(engine_id)
         if bit is not None and num_blocks > num_held:
             self._expected.add(bit, blocks, num_blocks, num_held)
+
+    def unexpect(
+        self, engine_id: str, blocks: PromptBlocks, num_blocks: int, num_held: int
+    ) -> None:
+        """Take back what `expect` noted: the engine did not take the prompt."""
+        bit = self._one_bit.get(engine_id)
+        if bit is not None and num_blocks > num_held:
+            self._expected.withdraw(bit, blocks, num_blocks, num_held)
 
     def tiers(self, blocks: PromptBlocks, num_blocks: int) -> list[Tier]:
         """Group the sources by how many of a prompt's first `num_blocks` they hold without a gap; none at 0."""

@@ -29,6 +29,10 @@ class EngineNotes:
     """What sources noticed about an engine on the way; kept by engine id."""
 
     has_events_source: bool = True
+    was_connected: bool = True
+    """Whether its events could be reached at all; only told where somebody reads them."""
+    other_topic: str = ""
+    """The topic of its events, where it isn't the one subscribed to."""
     num_undecodable: int = 0
     is_caching: bool | None = None
     parity_detail: str = ""
@@ -100,6 +104,8 @@ class Probes:
         return replace(
             evidence,
             has_events_source=notes.has_events_source,
+            was_connected=notes.was_connected,
+            other_topic=notes.other_topic,
             num_undecodable=notes.num_undecodable,
             is_caching=notes.is_caching,
             num_stored_blocks=self._index.num_stored(worker.id),

@@ -13,6 +13,7 @@ import zmq
 from dynctl.errors import RouterError
 from dynctl.http1.handover import Offer, take_over
 from dynctl.http1.server import raise_file_limit
+from dynctl.kv.reader import ReplaySlots
 from dynctl.router.config import RouterConfig
 from dynctl.router.desk import Desk
 from dynctl.router.processes import Place, Processes
@@ -143,6 +144,7 @@ class Router:
         tokenizer, settings = desk.tokens.tokenizer, config.settings
         assert self._zmq is not None
         context = relay_context(config.tls) if config.relays and config.tls else None
+        slots = ReplaySlots()
         async with asyncio.TaskGroup() as group:
             for relay in config.relays:
                 assert context is not None
@@ -152,7 +154,7 @@ class Router:
                 group.create_task(source.run(), name=f"relay:{relay.host_name}")
             for engine in config.engines:
                 direct = DirectSource(
-                    engine, desk.fleet, desk.hashers, tokenizer, settings, self._zmq
+                    engine, desk.fleet, desk.hashers, tokenizer, settings, self._zmq, slots
                 )
                 group.create_task(direct.run(), name=f"engine:{engine.id}")
 

@@ -7,32 +7,33 @@ events notices when their sequence begins anew. IO: sockets, zmq.
 import asyncio
 import itertools
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 
 import msgspec
 import zmq
 
 from dynctl.core.deployment import EngineInfo, EngineState
-from dynctl.core.exposition import parse
 from dynctl.core.text import clean
 from dynctl.errors import DynctlError, ProbeError
 from dynctl.http1.upstream import Upstream, UpstreamError
 from dynctl.kv.events import EventBatch
-from dynctl.kv.reader import KvEventReader
+from dynctl.kv.reader import KvEventReader, ReplaySlots
 from dynctl.kv.tracker import BlockTracker
 from dynctl.kv.tracker import Delta as TrackedDelta
+from dynctl.kv.wire import SourceHealth
 from dynctl.router.config import EngineTarget, Settings
 from dynctl.router.prefix_index import Source
 from dynctl.router.prompt import Hashers
 from dynctl.router.sources.fleet import Fleet
+from dynctl.router.sources.layout import ask_layout
 from dynctl.router.sources.parity import check_parity
 from dynctl.router.sources.route import Route, limits, parse_url
 from dynctl.router.tokens import ModelTokenizer
 
 log = logging.getLogger("dynctl.router")
 
-_CACHE = "vllm:cache_config_info"
+_RETRY_EVENTS_S = 30.0
+"""After which events that were given up are read anew."""
 _MISSES = 2
 """Health questions without an answer in a row before an engine counts as away; a refused connection does at once."""
 
@@ -57,7 +58,9 @@ class DirectSource:
         tokenizer: ModelTokenizer | None,
         settings: Settings,
         context: "zmq.Context[zmq.Socket[bytes]]",
+        slots: ReplaySlots | None = None,
     ) -> None:
+        """`slots`: of all engines of this router."""
         address, prefix = parse_url(target.url)
         self._target = target
         self._fleet = fleet
@@ -65,6 +68,7 @@ class DirectSource:
         self._tokenizer = tokenizer
         self._poll_s = settings.engine_poll_s
         self._context = context
+        self._slots = slots
         self._upstream = Upstream(address, limits(settings.connect_timeout_s))
         self._route = Route(self._upstream, prefix)
         self._starts = itertools.count(1)
@@ -72,6 +76,7 @@ class DirectSource:
         """None: not there, or not seen yet."""
         self._is_caching: bool | None = None
         self._reader: KvEventReader | None = None
+        self._sink: _EventSink | None = None
         self._parity: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -104,9 +109,13 @@ class DirectSource:
         health = await self._route.fetch("GET", "/health", timeout_s=self._poll_s + 1.0)
         if health.status != 200:
             raise UpstreamError("status", f"/health {health.status}", before_first_byte=False)
-        if self._reader is not None:
-            unreadable = self._reader.num_errors + self._reader.num_unknown_events
-            self._fleet.notes_of(self._target.id).num_undecodable = unreadable
+        if self._reader is not None and self._sink is not None and self._info is not None:
+            self._fleet.heard(
+                self._info.id, self._info.incarnation, self._sink.health(self._reader)
+            )
+            if self._sink.is_to_be_read_anew():
+                self._stop_reading()
+                self._start_reading(self._info)
         if self._info is None:
             self._info = await self._introduce()
             self._announce(self._info)
@@ -138,22 +147,13 @@ class DirectSource:
             model=models[0].id,
             max_model_len_tokens=models[0].max_model_len or 0,
         )
-        layout = await self._layout()
-        caching = layout.get("enable_prefix_caching")
-        self._is_caching = None if caching is None else caching != "False"
+        layout = await ask_layout(self._route)
+        self._is_caching = layout.is_caching
         return replace(
             info,
-            block_size_tokens=_number(layout, "block_size"),
-            kv_capacity_tokens=_number(layout, "kv_cache_size_tokens")
-            or _number(layout, "block_size") * _number(layout, "num_gpu_blocks"),
+            block_size_tokens=layout.block_size_tokens,
+            kv_capacity_tokens=layout.capacity_tokens,
         )
-
-    async def _layout(self) -> Mapping[str, str]:
-        answer = await self._route.fetch("GET", "/metrics")
-        if answer.status != 200:
-            return {}
-        samples = parse(answer.body.decode("utf-8", "replace"), {_CACHE}).get(_CACHE)
-        return samples[0].labels if samples else {}
 
     def _unknown(self, state: EngineState) -> EngineInfo:
         return EngineInfo(
@@ -180,13 +180,14 @@ class DirectSource:
     def _start_reading(self, info: EngineInfo) -> None:
         if self._target.kv_events is None:
             return
-        sink = _EventSink(self._fleet, self._hashers, info)
+        self._sink = _EventSink(self._fleet, self._hashers, info)
         self._reader = KvEventReader(
             self._target.kv_events,
             self._target.kv_replay,
             self._target.topic,
-            sink,
+            self._sink,
             context=self._context,
+            slots=self._slots,
         )
         try:
             self._reader.start()
@@ -211,6 +212,19 @@ class _EventSink:
         self._info = info
         self._trackers: dict[int, BlockTracker] = {}
         self._loop = asyncio.get_running_loop()
+        self._failed_s: float | None = None
+
+    def health(self, reader: KvEventReader) -> SourceHealth:
+        """How well the engine's cache is known."""
+        num_keyed = sum(t.counts.num_keyed_roots for t in self._trackers.values())
+        trust = 1.0 if self._failed_s is None else 0.0
+        health = reader.health
+        return msgspec.structs.replace(health, num_keyed=num_keyed, trust=min(trust, health.trust))
+
+    def is_to_be_read_anew(self) -> bool:
+        """Tell whether the events were given up long enough ago."""
+        failed_s = self._failed_s
+        return failed_s is not None and self._loop.time() - failed_s >= _RETRY_EVENTS_S
 
     def on_batch(self, seq: int, batch: EventBatch) -> None:
         """Apply one engine step's events."""
@@ -225,8 +239,12 @@ class _EventSink:
             tracker = self._trackers[batch.dp_rank] = BlockTracker(self._hashers.of(size))
             self._fleet.index.begin(source)
         self._apply(source, tracker.apply(batch.events, self._loop.time()))
-        if tracker.counts.num_keyed_roots:
-            self._fleet.notes_of(source.engine_id).num_keyed = tracker.counts.num_keyed_roots
+
+    def on_trust(self, trust: float) -> None:
+        """Believe what is known of the engine only so far from here on."""
+        if trust < 1.0:
+            log.warning("engine %s: events are missing or too many", clean(self._info.id))
+        self._fleet.index.believe(self._info.id, trust)
 
     def on_reset(self) -> None:
         """Forget the engine's blocks: it started anew, or events are lost for good."""
@@ -237,6 +255,7 @@ class _EventSink:
     def on_failed(self, reason: str) -> None:
         """Route by load only from here on."""
         log.warning("KV events of %s are given up: %s", clean(self._info.id), clean(reason))
+        self._failed_s = self._loop.time()
         self.on_reset()
 
     def _apply(self, source: Source, delta: TrackedDelta) -> None:
@@ -252,8 +271,3 @@ class _EventSink:
 
 def _block_size_of(batch: EventBatch) -> int:
     return next((event.block_size for event in batch.events if hasattr(event, "block_size")), 0)
-
-
-def _number(labels: Mapping[str, str], name: str) -> int:
-    text = labels.get(name, "")
-    return int(text) if text.isdecimal() else 0

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from dynctl.core.deployment import EngineInfo
 from dynctl.core.text import clean
+from dynctl.kv.wire import SourceHealth
 from dynctl.router.metrics import Metrics
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.probes import EngineNotes
@@ -65,6 +66,22 @@ class Fleet:
         self.workers.set_reachable(info.id, is_reachable=True)
         self._on_change()
         return is_new
+
+    def owns(self, source: str, engine_id: str) -> bool:
+        """Tell whether an engine is this source's: what others say of it counts for nothing (K12)."""
+        return self._owners.get(engine_id) == source
+
+    def heard(self, engine_id: str, incarnation: str, health: SourceHealth) -> None:
+        """Note how well the cache of one incarnation is known."""
+        worker = self.workers.get(engine_id)
+        if worker is None or worker.incarnation != incarnation:
+            return
+        self.index.believe(engine_id, health.trust)
+        notes = self.notes_of(engine_id)
+        notes.was_connected = health.was_connected
+        notes.num_undecodable = health.num_unreadable
+        notes.num_keyed = health.num_keyed
+        notes.other_topic = health.other_topic
 
     def notes_of(self, engine_id: str) -> EngineNotes:
         """What was noticed about an engine so far; to be written to."""

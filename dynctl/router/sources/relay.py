@@ -14,10 +14,11 @@ import msgspec
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.core.text import clean, is_name
 from dynctl.http1.upstream import Address, Upstream, UpstreamError
-from dynctl.kv.wire import FrameReader, Snapshot, WireError
+from dynctl.kv.wire import FrameReader, Heartbeat, Snapshot, WireError
 from dynctl.router.config import RelayTarget, Settings, TlsFiles
 from dynctl.router.sources.feed import KvFeed, LostError
 from dynctl.router.sources.fleet import Fleet
+from dynctl.router.sources.layout import is_caching
 from dynctl.router.sources.parity import check_parity
 from dynctl.router.sources.route import Route, limits, open_stream
 from dynctl.router.tokens import ModelTokenizer
@@ -30,6 +31,8 @@ _SILENCE_S = 6.0
 _RETRY_S = 0.25
 _MAX_RETRY_S = 2.0
 _NO_EVENTS_RETRY_S = 10.0
+_BROKEN_TRUST = 0.5
+"""While the stream is broken: what was cached most probably still is."""
 _MAX_LINE_BYTES = 4 * 1024**2
 
 _decode_table = msgspec.json.Decoder(list[EngineInfo]).decode
@@ -111,7 +114,8 @@ class RelaySource:
             log.warning("relay %s does not answer: %s", clean(self._name), clean(reason))
         self._is_up = False
         for engine_id in self._known:
-            self._fleet.unreachable(engine_id)
+            if self._fleet.owns(self._name, engine_id):
+                self._fleet.unreachable(engine_id)
 
     def _update(self, infos: list[EngineInfo], group: asyncio.TaskGroup) -> None:
         mine = {
@@ -133,6 +137,8 @@ class RelaySource:
         stamp = (b"x-dynctl-incarnation", info.incarnation.encode())
         route = Route(self._upstream, f"/v1/engine/{info.id}", (stamp,), is_relayed=True)
         self._fleet.saw(self._name, info, route)
+        if not self._fleet.owns(self._name, info.id):
+            return
         if before is not None and before.incarnation != info.incarnation:
             self._stop(info.id)
         if info.state is EngineState.READY and info.id not in self._tasks:
@@ -143,11 +149,19 @@ class RelaySource:
                     check_parity(self._fleet, route, engine, self._tokenizer),
                     name=f"parity:{info.id}",
                 ),
+                group.create_task(self._ask(info, route), name=f"layout:{info.id}"),
             ]
 
     def _stop(self, engine_id: str) -> None:
         for task in self._tasks.pop(engine_id, []):
             task.cancel()
+
+    async def _ask(self, info: EngineInfo, route: Route) -> None:
+        """Ask the engine itself whether it uses its cache: nobody else knows."""
+        caching = await is_caching(route)
+        worker = self._fleet.workers.get(info.id)
+        if worker is not None and worker.incarnation == info.incarnation:
+            self._fleet.notes_of(info.id).is_caching = caching
 
     async def _follow(self, info: EngineInfo) -> None:
         """Keep the index in step with one incarnation, opening the stream anew whenever it breaks."""
@@ -165,12 +179,19 @@ class RelaySource:
                             if isinstance(frame, Snapshot) and frame.block_size:
                                 size = frame.block_size
                                 self._fleet.learn_block_size(info.id, info.incarnation, size)
+                            elif isinstance(frame, Heartbeat):
+                                self._fleet.heard(info.id, info.incarnation, frame.health)
                             for _ in feed.apply(frame):
                                 await asyncio.sleep(0)
             except UpstreamError as error:
                 if error.kind == "status":
+                    self._fleet.notes_of(info.id).has_events_source = False
                     retry_s = _NO_EVENTS_RETRY_S
+                else:
+                    self._fleet.index.believe(info.id, _BROKEN_TRUST)
             except (LostError, WireError) as error:
+                # What is known may be wrong in any way (K2).
+                self._fleet.index.drop(info.id)
                 self._fleet.metrics.kv_frames.add("lost")
                 log.warning("KV deltas of %s are read anew: %s", clean(info.id), clean(str(error)))
             await asyncio.sleep(retry_s)

@@ -1,0 +1,56 @@
+"""What an engine says of its own cache: block size, capacity, whether it is used at all. IO: sockets."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dynctl.core.exposition import parse
+from dynctl.errors import ProbeError
+from dynctl.http1.upstream import UpstreamError
+from dynctl.router.sources.route import Route
+
+_CACHE = "vllm:cache_config_info"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """0 and None: it does not say."""
+
+    block_size_tokens: int = 0
+    capacity_tokens: int = 0
+    is_caching: bool | None = None
+
+
+async def ask_layout(route: Route) -> CacheLayout:
+    """Read it from the engine's metrics; nothing is known of an engine that has none.
+
+    Raises:
+        UpstreamError: when the engine does not answer at all.
+    """
+    answer = await route.fetch("GET", "/metrics")
+    if answer.status != 200:
+        return CacheLayout()
+    try:
+        samples = parse(answer.body.decode("utf-8", "replace"), {_CACHE}).get(_CACHE)
+    except ProbeError:
+        return CacheLayout()
+    labels = samples[0].labels if samples else {}
+    size = _number(labels, "block_size")
+    caching = labels.get("enable_prefix_caching")
+    return CacheLayout(
+        size,
+        _number(labels, "kv_cache_size_tokens") or size * _number(labels, "num_gpu_blocks"),
+        None if caching is None else caching != "False",
+    )
+
+
+async def is_caching(route: Route) -> bool | None:
+    """Tell whether an engine uses its prefix cache; None: it does not say, or not now."""
+    try:
+        return (await ask_layout(route)).is_caching
+    except UpstreamError:
+        return None
+
+
+def _number(labels: Mapping[str, str], name: str) -> int:
+    text = labels.get(name, "")
+    return int(text) if text.isdecimal() else 0
