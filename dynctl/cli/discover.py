@@ -89,8 +89,11 @@ def _read(paths: list[str]) -> Topology:
 
 
 def _ask(path: Path, limit: str | None, *, local: bool) -> Topology:
+    from dynctl.cli.linktest import read_book
+
     wanted = load(path, local=local)
-    return wait_for(_look(wanted, select(wanted, limit)))
+    measured = read_book(wanted)
+    return wait_for(_look(wanted, select(wanted, limit))).with_links(measured)
 
 
 async def _look(wanted: Inventory, hosts: list[str]) -> Topology:

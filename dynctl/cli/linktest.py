@@ -29,7 +29,7 @@ def command(
 
     TCP always; NIXL over UCX where both hosts have it in the Python of a vLLM deployment. Small programs run for the
     length of the test and are gone after it; the results are kept in .dynctl/CLUSTER/links.json. Exit 3 when some
-    pairs or hosts failed, 4 when fewer than two hosts can be reached.
+    pairs or hosts failed, 4 when no pair could be measured.
 
     Example: dynctl linktest --limit 'gpu-*' --quick
     """
@@ -115,6 +115,7 @@ def _raise_failures(report: "Report") -> None:
     from dynctl.errors import DynctlError, ExitCode
 
     failed = {frozenset((m.source_name, m.target_name)) for m in report.links if m.error}
+    is_any_measured = any(m.error is None for m in report.links)
     if not failed and not report.failures:
         return
     parts = []
@@ -122,10 +123,12 @@ def _raise_failures(report: "Report") -> None:
         hosts = ", ".join(f"{clean(f.name, 60)} ({clean(f.cause, 200)})" for f in report.failures)
         parts.append(f"not reached: {hosts}")
     if failed:
-        parts.append(f"{len(failed)} pairs failed")
+        parts.append(
+            f"{len(failed)} pairs failed" if is_any_measured else "no pair could be measured"
+        )
     raise DynctlError(
         "; ".join(parts),
         next((f.hint for f in report.failures if f.hint), None)
         or "may the hosts reach each other on the ports from ports.base on?",
-        code=ExitCode.PARTIAL,
+        code=ExitCode.PARTIAL if is_any_measured else ExitCode.REFUSED,
     )

@@ -7,6 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+SLOW_RATIO = 0.6
+"""Below this share of the negotiated rate a link is slow; TCP on several streams reaches 0.9 where nothing is wrong."""
+BUSY_RATIO = 0.5
+"""From here on the processors were the limit, or near it, and the link cannot be judged."""
+STARVED_RATIO = 0.2
+"""The same for NIXL: from here on its threads waited too long for a processor."""
+NEAR_RATIO = 0.8
+"""A point with this share of the best rate came near it."""
+
 
 class LinkKind(StrEnum):
     """What moved the bytes, and between which memories."""
@@ -99,6 +108,16 @@ class LinkMeasurement:
     def bytes_s(self) -> float | None:
         """The highest rate that was seen over a whole point."""
         return self.best.bytes_s if self.best else None
+
+    @property
+    def is_processor_bound(self) -> bool:
+        """Whether processors were the limit, or too near it to tell: measured is a lower bound.
+
+        One point that comes near the best with idle processors proves that it was the link.
+        """
+        limit = BUSY_RATIO if self.kind is LinkKind.TCP else STARVED_RATIO
+        near = [p.busy_ratio for p in self.points if p.bytes_s >= (self.bytes_s or 0) * NEAR_RATIO]
+        return min(near, default=0.0) >= limit
 
     @property
     def evenness_ratio(self) -> float | None:

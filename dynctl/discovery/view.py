@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dynctl.core.hardware import Gpu, Host, Nic, Topology
+from dynctl.core.links import LinkMeasurement
 from dynctl.core.text import clean
 from dynctl.core.units import format_bytes
 from dynctl.discovery.linkage import as_nvlink
@@ -32,7 +33,24 @@ def document(topology: Topology) -> dict[str, Any]:
             {"name": f.name, "cause": f.cause, "hint": f.hint, "exit_code": f.exit_code}
             for f in topology.failures
         ],
+        "links": [_link(link) for link in topology.links],
+        "unmeasured_links": [list(pair) for pair in topology.unmeasured()],
         "warnings": [{"code": w.code, "text": w.text} for w in topology.warnings],
+    }
+
+
+def _link(link: LinkMeasurement) -> dict[str, Any]:
+    """One direction as `linktest` measured it, in short."""
+    return {
+        "source": link.source_name,
+        "target": link.target_name,
+        "kind": link.kind.value,
+        "measured_unix_s": link.measured_unix_s,
+        "bytes_s": link.bytes_s,
+        "steady_bytes_s": link.steady_bytes_s,
+        "nominal_bytes_s": link.nominal_bytes_s,
+        "round_trip_p50_s": link.round_trip.p50_s if link.round_trip else None,
+        "error": link.error,
     }
 
 

@@ -7,16 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 
 from dynctl.core.hardware import HostWarning
-from dynctl.core.links import LinkEnd, LinkKind, LinkMeasurement
+from dynctl.core.links import SLOW_RATIO, LinkEnd, LinkKind, LinkMeasurement
 from dynctl.core.units import format_seconds
 
-SLOW_RATIO = 0.6
-"""Below this share of the negotiated rate a link is slow; TCP reaches 0.9 and more where nothing is wrong."""
-BUSY_RATIO = 0.5
-"""From here on the processors were the limit, or near it, and the link cannot be judged."""
-STARVED_RATIO = 0.2
-"""The same for NIXL: from here on its threads waited too long for a processor."""
-NEAR_RATIO = 0.8
 ASYMMETRIC_RATIO = 0.7
 LOSSY_RATIO = 0.01
 OTHERS_RATIO = 0.1
@@ -43,7 +36,7 @@ def verdict(link: LinkMeasurement) -> Verdict:
     if link.error is not None or link.best is None:
         return Verdict.FAILED
     if link.nominal_ratio is not None and link.nominal_ratio < SLOW_RATIO:
-        return Verdict.PROCESSOR_BOUND if _is_bound(link) else Verdict.SLOW
+        return Verdict.PROCESSOR_BOUND if link.is_processor_bound else Verdict.SLOW
     if is_jittery(link):
         return Verdict.JITTERY
     return Verdict.OK if link.nominal_ratio is not None else Verdict.UNRATED
@@ -51,7 +44,7 @@ def verdict(link: LinkMeasurement) -> Verdict:
 
 def is_jittery(link: LinkMeasurement) -> bool:
     """Whether round trips or messages of one size differ much from each other."""
-    if is_on_one_machine(link) or (link.kind is not LinkKind.TCP and _is_bound(link)):
+    if is_on_one_machine(link) or (link.kind is not LinkKind.TCP and link.is_processor_bound):
         return False
     trip = link.round_trip
     if trip is not None and trip.num_messages >= MIN_MESSAGES:
@@ -60,7 +53,7 @@ def is_jittery(link: LinkMeasurement) -> bool:
         if trip.p99_s - trip.p50_s > max(1e-3, trip.p50_s):
             return True
     ratio = link.evenness_ratio
-    return ratio is not None and ratio < UNEVEN_RATIO and not _is_bound(link)
+    return ratio is not None and ratio < UNEVEN_RATIO and not link.is_processor_bound
 
 
 def is_on_one_machine(link: LinkMeasurement) -> bool:
@@ -134,9 +127,9 @@ def _of_pair(link: LinkMeasurement, back: LinkMeasurement | None) -> Iterable[Ho
         yield _warn("link-jittery", jittery[0], _spread(jittery[0]), both=True)
     if back is not None and back.bytes_s and link.bytes_s:
         slower, faster = sorted((link, back), key=lambda m: m.bytes_s or 0)
-        if (slower.bytes_s or 0) < (faster.bytes_s or 0) * ASYMMETRIC_RATIO and not _is_bound(
-            slower
-        ):
+        if (slower.bytes_s or 0) < (
+            faster.bytes_s or 0
+        ) * ASYMMETRIC_RATIO and not slower.is_processor_bound:
             yield _warn(
                 "link-asymmetric",
                 slower,
@@ -167,7 +160,11 @@ def _of_nixl(
         yield _warn("nixl-over-tcp", link, f"goes by {link.transport} although both have RDMA")
     if tcp is None or not tcp.bytes_s or not link.bytes_s:
         return
-    if link.bytes_s < tcp.bytes_s / 2 and not is_on_one_machine(link) and not _is_bound(link):
+    if (
+        link.bytes_s < tcp.bytes_s / 2
+        and not is_on_one_machine(link)
+        and not link.is_processor_bound
+    ):
         text = f"{rate(link.bytes_s)} by {link.transport or 'an unknown transport'}, plain TCP has {rate(tcp.bytes_s)}"
         yield _warn("nixl-slower-than-tcp", link, text)
 
@@ -182,16 +179,6 @@ def _spread(link: LinkMeasurement) -> str:
         )
     ratio = link.evenness_ratio
     return text + ("" if ratio is None else f"slow messages have {ratio:.0%} of the usual rate")
-
-
-def _is_bound(link: LinkMeasurement) -> bool:
-    """Whether processors were the limit, or too near it to tell.
-
-    One point that comes near the best with idle processors proves that it was the link.
-    """
-    limit = BUSY_RATIO if link.kind is LinkKind.TCP else STARVED_RATIO
-    near = [p.busy_ratio for p in link.points if p.bytes_s >= (link.bytes_s or 0) * NEAR_RATIO]
-    return min(near, default=0.0) >= limit
 
 
 def _is_detour(end: LinkEnd) -> bool:

@@ -16,6 +16,7 @@ from dynctl.core.inventory import (
     PoolWish,
     SshSettings,
 )
+from dynctl.core.links import LinkBook, LinkHost, LinkKind, LinkMeasurement, LinkPoint
 from dynctl.core.plan import Parallelism, Role
 from dynctl.discovery.discover import discover
 from dynctl.discovery.models import read_models
@@ -133,6 +134,22 @@ def test_the_json_document_has_its_stable_keys():
         {"name", "kind", "state", "rate_gbit_s", "numa_node"} <= set(n) for n in host["nics"]
     )
     assert all(set(w) == {"code", "text"} for w in host["warnings"])
+
+
+def test_measured_links_stand_in_the_document_with_their_date_and_others_as_unmeasured():
+    entries, fleet = fleet_of(a=answer(), b=answer())
+    topology = asyncio.run(discover(entries, fleet))
+    hosts = tuple(LinkHost(h.name, h.machine_id, h.data_address) for h in topology.hosts)
+    point = LinkPoint(1 << 20, 1, 100, 1e9, 1e9, 9e8, 8e8)
+    book = LinkBook(
+        hosts, (LinkMeasurement("a", "b", LinkKind.TCP, 1700000000.0, points=(point,)),)
+    )
+
+    said = document(topology.with_links(book))
+
+    (link,) = said["links"]
+    assert (link["source"], link["target"], link["measured_unix_s"], link["bytes_s"]) == ("a", "b", 1700000000.0, 1e9)  # fmt: skip
+    assert said["unmeasured_links"] == [["b", "a"]]
 
 
 def test_this_machine_is_described_for_real():

@@ -76,6 +76,16 @@ def test_some_failed_pairs_are_exit_3_and_the_table_shows_the_rest(inventory, ca
     }
 
 
+def test_no_pair_that_could_be_measured_is_exit_4(inventory, capsys):
+    path = inventory(a="192.0.2.8", b="192.0.2.9")
+
+    assert run(["linktest", "-i", str(path), "--quick"]) == 4
+
+    err = capsys.readouterr().err
+    assert "no pair could be measured" in err
+    assert "cannot listen on 192.0.2.9" in err
+
+
 def test_a_limited_run_keeps_the_other_links(inventory, capsys):
     path = inventory(a="127.0.0.1", b="127.0.0.2", c="127.0.0.3")
     assert run(["linktest", "-i", str(path), "--quick"]) == 0

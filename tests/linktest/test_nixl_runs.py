@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,10 +25,11 @@ def run(seats, short, ports):
 def fake_seats(make_seat):
     """Makes two seats whose Python has the stand-in, with a fault on the second."""
 
-    def make(fault="", has_gpu=False):
+    def make(fault="", has_gpu=False, env=()):
         seats = {}
+        more = env
         for name, address, what in (("a", "127.0.0.1", ""), ("b", "127.0.0.2", fault)):
-            env = (("PYTHONPATH", FAKE), ("FAKE_NIXL", what))
+            env = (("PYTHONPATH", FAKE), ("FAKE_NIXL", what), *more)
             seats[name] = make_seat(name, address, env=env, wish={"has_gpu": has_gpu})
         return seats
 
@@ -53,6 +56,38 @@ def test_without_a_cuda_driver_only_the_kinds_that_need_one_fail(fake_seats, sho
     assert found["a", "b", LinkKind.NIXL_DRAM].error is None
     assert found["a", "b", LinkKind.NIXL_VRAM].error.startswith("no CUDA driver")
     assert found["b", "a", LinkKind.NIXL_DRAM_VRAM].error.startswith("no CUDA driver")
+
+
+@pytest.fixture
+def cuda(tmp_path):
+    """The stand-in for the CUDA driver, as environment."""
+    source = Path(__file__).parent / "fake_cuda.c"
+    built = ["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", tmp_path / "libcuda.so.1", source]
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    subprocess.run(built, check=True)
+    return (("LD_LIBRARY_PATH", str(tmp_path)),)
+
+
+def test_gpu_memory_is_made_registered_and_pulled_like_any_other(fake_seats, short, ports, cuda):
+    """Over stand-ins for NIXL and the CUDA driver: this path was never run on a GPU."""
+    found = run(fake_seats(has_gpu=True, env=cuda), short, ports)
+
+    kinds = (LinkKind.NIXL_DRAM, LinkKind.NIXL_DRAM_VRAM, LinkKind.NIXL_VRAM)
+    assert set(found) == {(a, b, kind) for a, b in ("ab", "ba") for kind in kinds}
+    for (_, _, kind), link in found.items():
+        assert link.error is None
+        assert [(p.message_bytes, p.num_streams) for p in link.points] == list(short.points)
+        port = "mlx5_3:1" if kind is LinkKind.NIXL_DRAM else "mlx5_0:1"
+        assert link.transport == f"rc_mlx5/{port}"
+
+
+def test_a_gpu_without_room_is_told_in_the_drivers_words(fake_seats, short, ports, cuda):
+    full = (*cuda, ("FAKE_CUDA_BYTES", "1024"))
+    found = run(fake_seats(has_gpu=True, env=full), short, ports)
+
+    assert found["a", "b", LinkKind.NIXL_DRAM].error is None
+    assert found["a", "b", LinkKind.NIXL_VRAM].error == "cuMemAlloc_v2: out of memory"
 
 
 @pytest.mark.parametrize(

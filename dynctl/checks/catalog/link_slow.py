@@ -5,24 +5,18 @@ from collections.abc import Iterator
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, red_if
 from dynctl.checks.shell import quote, where
-from dynctl.core.links import LinkKind, LinkMeasurement
+from dynctl.core.links import SLOW_RATIO, LinkMeasurement
 
 CODE = "link-slow"
-
-
-_LEAST_RATIO = 0.6
-"""Of the negotiated rate. A single TCP stream of a healthy 100 Gb/s link may stay below, several reach it."""
-
-_BUSY_RATIO, _NEAR_RATIO = 0.5, 0.8
 
 
 def _judge(evidence: Evidence) -> Iterator[Finding]:
     used = evidence.transfers_between_hosts()
     for link in evidence.topology.links:
         rate, usual = link.bytes_s, _usual(evidence, link)
-        if rate is None or usual is None or rate >= _LEAST_RATIO * usual[0]:
+        if rate is None or usual is None or rate >= SLOW_RATIO * usual[0]:
             continue
-        if _is_processor_bound(link):
+        if link.is_processor_bound:
             continue
         target = next((h for h in evidence.topology.hosts if h.name == link.target_name), None)
         address = evidence.data_address(target) if target else link.target_name
@@ -40,19 +34,13 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             "look for a shaper or limit on the device (tc qdisc), a port at a low rate, other traffic, a wrong route",
             verify=(
                 f"iperf3 -c {quote(address)} -t 5 -P 4 -f m | grep -E 'SUM.*receiver' | "
-                + where(f"$(NF-2) < {_LEAST_RATIO * usual[0] * 8 / 1e6:.0f}")
+                + where(f"$(NF-2) < {SLOW_RATIO * usual[0] * 8 / 1e6:.0f}")
             ),
             verify_on=link.source_name,
             fix_command=f"tc -s qdisc show dev {quote(link.source.interface)}"
             if link.source and link.source.interface
             else None,
         )
-
-
-def _is_processor_bound(link: LinkMeasurement) -> bool:
-    """Whether the ends' processors were the limit: busy at every point that came near the best."""
-    near = [p.busy_ratio for p in link.points if p.bytes_s >= _NEAR_RATIO * (link.bytes_s or 0)]
-    return link.kind is LinkKind.TCP and min(near, default=0.0) >= _BUSY_RATIO
 
 
 def _usual(evidence: Evidence, link: LinkMeasurement) -> tuple[float, str] | None:

@@ -61,6 +61,4 @@ def parse(done: Completed) -> AcsFacts:
     return AcsFacts(tuple(redirecting) if is_known else None)
 
 
-PROBE = Probe(
-    _SCRIPT, parse, needs='grep -qs 0x10de "${DYNCTL_SYSFS:-/sys}"/bus/pci/devices/*/vendor'
-)
+PROBE = Probe(_SCRIPT, parse, needs='[ -d "${DYNCTL_SYSFS:-/sys}/module/nvidia" ]')

@@ -1,5 +1,9 @@
-"""Agents that pretend to transfer. FAKE_NIXL chooses what goes wrong: start, transfer, metadata."""
+"""Agents that pretend to transfer. FAKE_NIXL chooses what goes wrong: start, transfer, metadata.
 
+Signatures are those of nixl 1.5.1. Memory that is registered is read and compared, so it has to be there.
+"""
+
+import ctypes
 import os
 
 FAULT = os.environ.get("FAKE_NIXL", "")
@@ -8,6 +12,10 @@ LOG = """\
 [1.0] [h:1:0]   | init inter-node cfg#1                                            |
 [1.0] [h:1:0]   | remote memory read by ucp_get*(multi) into host memory from host |
 [1.0] [h:1:0]   | 0..inf | zero-copy | rc_mlx5/mlx5_3:1 |
+[1.0] [h:1:0]   | init inter-node cfg#1 | remote memory read by ucp_get*(multi) into cuda/GPU0 from host |
+[1.0] [h:1:0]   | 0..inf | zero-copy | rc_mlx5/mlx5_0:1 |
+[1.0] [h:1:0]   | init inter-node cfg#1 | remote memory read by ucp_get*(multi) into cuda/GPU0 from cuda/dev[0] |
+[1.0] [h:1:0]   | 0..inf | zero-copy | rc_mlx5/mlx5_0:1 |
 """
 
 
@@ -31,12 +39,19 @@ class nixl_agent:  # noqa: N801 - its name in NIXL
     def get_plugin_list(self):
         return ["POSIX"] if FAULT == "plugin" else ["POSIX", "UCX"]
 
-    def register_memory(self, regions, mem_type, backends):
-        assert [len(region) for region in regions] == [4]
-        assert (mem_type, backends) == ("DRAM", ["UCX"])
+    def register_memory(self, reg_list, mem_type=None, backends=()):
+        ((address, size, device, meta),) = reg_list
+        assert (mem_type in ("DRAM", "VRAM"), device, meta, backends) == (True, 0, "", ["UCX"])
+        for at in (0, size - 1):
+            assert (
+                ctypes.c_ubyte.from_address(address + at).value == (0 if at % 4096 else 0x5A)
+                or mem_type == "VRAM"
+            )
+        if mem_type == "VRAM":
+            assert set(ctypes.string_at(address, size)) == {0x5A}
         return object()
 
-    def deregister_memory(self, registered):
+    def deregister_memory(self, dereg_list, backends=()):
         pass
 
     def get_agent_metadata(self):
@@ -51,16 +66,19 @@ class nixl_agent:  # noqa: N801 - its name in NIXL
     def remove_remote_agent(self, name):
         assert isinstance(name, str)
 
-    def get_xfer_descs(self, pieces, mem_type):
-        assert [len(piece) for piece in pieces] == [3]
-        return pieces
+    def get_xfer_descs(self, descs, mem_type=None):
+        assert mem_type in ("DRAM", "VRAM")
+        assert [len(piece) for piece in descs] == [3]
+        return descs
 
-    def initialize_xfer(self, operation, mine, theirs, peer, backends):
-        assert operation == "READ"
-        assert [p[1] for p in mine] == [p[1] for p in theirs]
+    def initialize_xfer(
+        self, operation, local_descs, remote_descs, remote_agent, notif_msg=b"", backends=()
+    ):
+        assert (operation, type(remote_agent), notif_msg) == ("READ", str, b"")
+        assert [p[1] for p in local_descs] == [p[1] for p in remote_descs]
         return {"left": 0}
 
-    def transfer(self, handle):
+    def transfer(self, handle, notif_msg=b""):
         handle["left"] = 3
         return "PROC"
 
