@@ -72,6 +72,11 @@ class Gpu:
     health: GpuHealth = field(default_factory=GpuHealth)
 
     @property
+    def place(self) -> str | int | None:
+        """Where it sits, as finely as is known: equal for GPUs near the same CPUs. None: unknown."""
+        return self.numa_affinity or self.cpu_affinity or self.numa_node
+
+    @property
     def holders(self) -> str:
         """The processes of others on it, for a message: `pid 7 train of ana, 1.2 GiB`; empty when there are none."""
         return "; ".join(

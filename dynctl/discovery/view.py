@@ -13,7 +13,7 @@ from dynctl.core.links import LinkMeasurement
 from dynctl.core.text import clean
 from dynctl.core.units import format_bytes
 from dynctl.discovery.linkage import as_nvlink
-from dynctl.planner.grouping import Near, near_of, tp_groups
+from dynctl.planner.grouping import near_of, tp_groups
 
 SCHEMA = "dynctl.topology/1"
 _GROUP_SIZES = (2, 4, 8)
@@ -57,11 +57,10 @@ def _link(link: LinkMeasurement) -> dict[str, Any]:
 def groups_of(host: Host) -> dict[str, list[list[int]]]:
     """Tensor-parallel groups of a host by size, as GPU indexes, best first; GPUs in MIG mode form none."""
     near = near_of(host)
-    places = tuple(gpu.numa_affinity or gpu.cpu_affinity or gpu.numa_node for gpu in host.gpus)
     links = as_nvlink(host.gpu_links)
     found = {}
     for size in _GROUP_SIZES:
-        groups = tp_groups(links, Near(places, near.nics), size)
+        groups = tp_groups(links, near, size)
         if groups and not any(gpu.mig_slices for gpu in host.gpus):
             found[str(size)] = [[host.gpus[i].index for i in group] for group in groups]
     return found

@@ -81,7 +81,7 @@ class Near:
     """What breaks ties between equally linked groups, per GPU in matrix order."""
 
     numa: tuple[object, ...] = ()
-    """NUMA node, or the CPU list where the node is unknown; None: unknown."""
+    """`Gpu.place`; None: unknown."""
     nics: tuple[frozenset[str], ...] = ()
 
 
@@ -90,7 +90,7 @@ def near_of(host: Host, members: Sequence[int] | None = None) -> Near:
     chosen = range(len(host.gpus)) if members is None else members
     nics = dict(host.gpu_nics)
     return Near(
-        tuple(host.gpus[i].numa_node for i in chosen),
+        tuple(host.gpus[i].place for i in chosen),
         tuple(frozenset(nics.get(host.gpus[i].index, ())) for i in chosen) if nics else (),
     )
 

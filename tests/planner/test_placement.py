@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+from dynctl.core.hardware import Gpu, Host
 from dynctl.core.inventory import HostEntry, PoolWish
 from dynctl.core.plan import Parallelism, Role
-from dynctl.planner.grouping import Near, nvlink_islands, tp_groups
+from dynctl.discovery.view import groups_of
+from dynctl.planner.grouping import Near, near_of, nvlink_islands, tp_groups
 from dynctl.planner.search import make_plan
 
 
@@ -18,6 +20,18 @@ def places(plan, role=None):
 
 def aggregated(count, tp):
     return (PoolWish(Role.AGGREGATED, count, Parallelism(tp)),)
+
+
+def test_groups_of_a_plan_and_of_the_drawing_break_ties_alike():
+    """No link tells anything, the NUMA node is unknown: the CPUs near each GPU decide."""
+    cpus = ("0-15", "16-31", "0-15", "16-31")
+    links = tuple(tuple("X" if a == b else "SYS" for b in range(4)) for a in range(4))
+    gpus = tuple(Gpu(i, f"GPU-{i}", "L40S", 1, cpu_affinity=cpus[i]) for i in range(4))
+    host = Host("h", "h", "10.0.0.1", gpus=gpus, gpu_links=links)
+
+    assert tp_groups(links, near_of(host), 2) == ((0, 2), (1, 3))
+    assert groups_of(host)["2"] == [[0, 2], [1, 3]]
+    assert near_of(host, (3, 1)).numa == ("16-31", "16-31")
 
 
 def test_replicas_of_a_pool_go_to_different_hosts(build):
