@@ -58,17 +58,16 @@ class ExpectedBlocks:
         for side in (self._young, self._old):
             mask = side.get(block)
             if mask is not None and mask & bit:
-                if mask == bit:
-                    del side[block]
+                if left := mask & ~bit:
+                    side[block] = left
                 else:
-                    side[block] = mask & ~bit
+                    del side[block]
 
     def forget(self, bits: int) -> None:
         """Take sources away altogether."""
         for side in (self._young, self._old):
-            for block, mask in side.items():
-                if mask & bits:
-                    side[block] = mask & ~bits
+            for block in [block for block, mask in side.items() if mask & bits]:
+                self.remove(block, bits)
 
     def age(self, now_s: float) -> None:
         """Drop what is too old; call it from a timer."""

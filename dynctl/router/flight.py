@@ -331,7 +331,8 @@ class Flight:
         )
         result: Placed | Unplaced
         if not action.wants_main:
-            result = desk.placement.place_prefill(order, now_s)
+            main = self._ledger.bookings[Leg.MAIN].worker
+            result = desk.placement.place_prefill(order, main, now_s)
         elif handoff.has_unused_transfer:
             result = desk.placement.place_main(order, now_s)
         else:
@@ -349,7 +350,11 @@ class Flight:
         self._do(handoff.placed(has_prefill=result.prefill is not None))
 
     def _release(self, action: Release) -> None:
-        self._ledger.bookings.pop(action.leg).release()
+        leg, ledger = action.leg, self._ledger
+        if self._handoff.phase is not Phase.DONE and ledger.is_unserved(leg):
+            worker = ledger.bookings[leg].worker
+            self._desk.placement.unexpect(self._prompt, worker, ledger.expected_overlap(leg))
+        ledger.bookings.pop(leg).release()
         self._desk.pump_soon()
 
     def _send(self, action: Send) -> None:
@@ -358,6 +363,7 @@ class Flight:
         booking = ledger.bookings[leg]
         worker = booking.worker
         if leg is Leg.MAIN and ledger.needs_prefill and transfer is None:
+            ledger.drop_move()
             ledger.overlap_tokens = desk.placement.prefill_locally(
                 self._prompt, booking, desk.loop.time()
             )

@@ -69,7 +69,8 @@ class Ledger:
         if placed.main is not None:
             self.bookings[Leg.MAIN] = placed.main
             self.needs_prefill = placed.prefill is not None
-            self._drop_move()
+        if placed.main is not None or placed.move is not None:
+            self.drop_move()
             self._move = placed.move
         self._outlook = placed.outlook or self._outlook
         if placed.prefill is not None:
@@ -179,11 +180,21 @@ class Ledger:
 
     def concluded(self, outcome: str) -> None:
         """Write the end into the decisions that have none yet."""
-        self._drop_move()
+        self.drop_move()
         for decision in self._decisions.values():
             decision.outcome = decision.outcome or outcome
 
-    def _drop_move(self) -> None:
+    def is_unserved(self, leg: Leg) -> bool:
+        """Whether the engine of a leg has brought nothing yet."""
+        return not self._num_tokens if leg is Leg.MAIN else self.bookings[leg].has_prefill
+
+    def expected_overlap(self, leg: Leg) -> int:
+        """Tokens the index expected on a leg's engine when it was chosen."""
+        decision = self._decisions.get(leg)
+        return 0 if decision is None else decision.overlap_tokens
+
+    def drop_move(self) -> None:
+        """Take the transfer out of the books: it will not happen."""
         if self._move is not None:
             self._move.dropped()
             self._move = None

@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dynctl.kv.hashing import PromptBlocks
 from dynctl.router.api.answers import Failure, no_engine
 from dynctl.router.choosing import Load, Need, Policy
 from dynctl.router.config import Settings
@@ -157,16 +158,17 @@ class Placement:
         booking, decision = self._book(order, self._pick(order, "decode", view, mains, now_s))
         return Placed(booking, None, None, decisions=[decision])
 
-    def place_prefill(self, order: Order, now_s: float) -> Placed:
-        """Choose another prefill engine for a request whose decode engine is booked; there may be none."""
+    def place_prefill(self, order: Order, main: Worker, now_s: float) -> Placed:
+        """Choose another prefill engine for a request that is booked on the decode engine `main`; there may be none."""
         view = self.workers.view(_PREFILL, order.model, now_s)
         prefills = self._candidates(order, view, now_s)
         if not prefills:
             return Placed(None, None, None, local_reason="no_prefill_engine")
         pick = self._pick(order, "prefill", view, prefills, now_s)
         booking, decision = self._book(order, pick)
+        move = self._book_move(order, pick.worker, main, now_s)
         outlook = self._outlook(order, pick)
-        return Placed(None, booking, pick.overlap, None, outlook, decisions=[decision])
+        return Placed(None, booking, pick.overlap, move, outlook, decisions=[decision])
 
     def prefill_locally(self, prompt: Prompt, main: Booking, now_s: float) -> int:
         """Enter the whole prefill in the decode engine's books; return the overlap expected there."""
@@ -202,9 +204,7 @@ class Placement:
             return Placed(booking, None, main.overlap, None, outlook, reason, [decision])
         booking, decision = self._book(order, main)
         prefill_booking, prefill_decision = self._book(order, prefill)
-        start_s = prefill_booking.worker.free_at_s
-        tokens = max(order.prompt.num_tokens - main.overlap, 1)
-        move = self.links.book(prefill.worker.id, main.worker.id, tokens, start_s, now_s)
+        move = self._book_move(order, prefill.worker, main.worker, now_s, main.overlap)
         return Placed(
             booking,
             prefill_booking,
@@ -214,6 +214,13 @@ class Placement:
             "",
             [decision, prefill_decision],
         )
+
+    def _book_move(
+        self, order: Order, source: Worker, target: Worker, now_s: float, overlap: int = 0
+    ) -> Move:
+        """Book the transfer from a prefill engine just booked; what the decode engine has cached stays there."""
+        tokens = max(order.prompt.num_tokens - overlap, 1)
+        return self.links.book(source.id, target.id, tokens, source.free_at_s, now_s)
 
     def _path(
         self, order: Order, main: _Pick, prefill: _Pick, now_s: float
@@ -354,13 +361,27 @@ class Placement:
         blocks = prompt.blocks(size) if self.policy.uses_index else None
         if blocks is not None:
             # The next request with this prefix sees it before the engine's events do.
-            self.index.expect(worker.id, blocks, blocks.num_blocks, pick.overlap // size)
+            self._expect(need.now_s, worker.id, blocks, pick.overlap // size)
         booking = worker.book(
             need.prompt_tokens, uncached, need.output_tokens, need.now_s, need.recent_unit
         )
         if self.shadow is not None and decision.leg != "decode":
             self._follow(self.shadow, decision, prompt, pick.workers)
         return booking, decision
+
+    def _expect(self, now_s: float, engine_id: str, blocks: PromptBlocks, num_held: int) -> None:
+        try:
+            self.index.expect(engine_id, blocks, blocks.num_blocks, num_held)
+        except Exception:  # whatever the index does wrong; the request goes on
+            log.exception("what an engine will hold could not be noted")
+            self.breaker.record(now_s, is_failure=True)
+
+    def unexpect(self, prompt: Prompt, worker: Worker, overlap: int) -> None:
+        """Take back what a booking let the index expect: the engine did not take the prompt."""
+        size = worker.block_size
+        blocks = prompt.blocks(size) if self.policy.uses_index else None
+        if blocks is not None and self.workers.get(worker.id) is worker:
+            self.index.unexpect(worker.id, blocks, blocks.num_blocks, overlap // size)
 
     def _follow(
         self, shadow: Shadow, decision: Decision, prompt: Prompt, workers: Sequence[Worker]

@@ -140,7 +140,14 @@ class Links:
         for port in self._ports_of(move):
             if move in port.moves:
                 del port.moves[move]
-                port.busy_until_s -= move.expected_ms / 1e3
+                # Nothing is left: no rounding either.
+                left_s = port.busy_until_s - move.expected_ms / 1e3
+                port.busy_until_s = left_s if port.moves else 0.0
+
+    @property
+    def num_booked(self) -> int:
+        """Transfers under way or waiting."""
+        return len({move for port in self._ports.values() for move in port.moves})
 
     def is_usable(self, source: str, target: str, now_s: float) -> bool:
         """Whether a pair may be used; after its rest one attempt tells."""
@@ -157,7 +164,7 @@ class Links:
                 other.expected_ms = self._line(other.source, other.target).at(other.tokens)
                 other.start_s = now_s + left_ms / 1e3
                 left_ms += other.expected_ms
-            port.busy_until_s = now_s + left_ms / 1e3
+            port.busy_until_s = now_s + left_ms / 1e3 if port.moves else 0.0
 
     def _ports_of(self, move: "Move") -> "list[_Port]":
         return [self._ports[name] for name in (move.source, move.target) if name in self._ports]
