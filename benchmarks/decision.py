@@ -10,6 +10,7 @@ import json
 import random
 import statistics
 import time
+from array import array
 
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.router.config import Settings
@@ -48,17 +49,20 @@ def measure(num_tokens, num_engines, rounds):
                 index.store(Source(f"e{e}", f"e{e}.1"), hashes[: len(shared) // BLOCK])
         holder = f"e{i % num_engines}"
         index.store(Source(holder, f"{holder}.1"), hashes[:-8])
-        prompts.append(ids)
-    decide, explain, hits = [], [], 0
-    for i, ids in enumerate(prompts):
+        prompts.append(array("I", ids))
+    decide, decisions, explain, hits = [], [], [], 0
+    for i, packed in enumerate(prompts):
+        ids = packed.tolist()  # as it comes from a tokenizer: just made
         started = time.thread_time_ns()
         placed = placement.place(Order("r", Prompt.known(hashers, ids), None, 100), i * 0.01)
         decide.append((time.thread_time_ns() - started) / 1e3)
         hits += placed.overlap_tokens
         placed.main.prefill_ended(i * 0.01)
         placed.main.release()
+        decisions += placed.decisions
+    for decision in decisions:
         started = time.thread_time_ns()
-        placed.decisions[0].to_json()
+        decision.to_json()
         explain.append((time.thread_time_ns() - started) / 1e3)
     return {
         "tokens": num_tokens,

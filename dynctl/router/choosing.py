@@ -49,8 +49,13 @@ class Need(NamedTuple):
     transfer_ms_per_token: float | None = None
     """Set when another engine does the prefill: what the prompt's uncached tokens then cost here."""
     transfer_setup_ms: float = 0.0
-    is_continuation: bool = False
-    """Whether the cached prefix is this conversation's own."""
+    popularity: float = 1.0
+    """Fair shares of all new conversations that begin with this one's cached prefix: 1 is what keeps one engine busy;
+    0 for a conversation under way, whose prefix is its own; infinite for a prompt nobody has cached."""
+    least_prefill_ms: float = 0.0
+    """No engine's prefill takes less than this …"""
+    least_ms_per_token: float = 0.0
+    """… and this for each uncached token."""
     near_ms: float = 1.0
     near_ratio: float = 0.02
 

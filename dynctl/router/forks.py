@@ -7,20 +7,36 @@ is the end of something shared (a system prompt), and what follows is a start; a
 _MAX_BLOCKS = 65_536
 """Of a generation: 10 MiB in all."""
 
+_MAX_STARTS = 512
+"""Of a generation: what is popular changes."""
+
+_PRIOR_STARTS = 4
+"""Starts on a prefix of average popularity that are taken to have been before the first."""
+
 
 class Forks:
-    """Ends of cached prefixes, in two generations."""
+    """Ends of cached prefixes and how many prompts ended there, in two generations."""
 
-    __slots__ = ("_old", "_young")
+    __slots__ = ("_num_old", "_num_young", "_old", "_young")
 
     def __init__(self) -> None:
-        self._young: set[int] = set()
-        self._old: set[int] = set()
+        self._young: dict[int, int] = {}
+        self._old: dict[int, int] = {}
+        self._num_young = self._num_old = 0
 
-    def is_fork(self, block: int) -> bool:
-        """Tell whether another prompt's cached prefix ended here before, and remember that one's does now."""
-        is_known = block in self._young or block in self._old
-        self._young.add(block)
-        if len(self._young) > _MAX_BLOCKS:
-            self._old, self._young = self._young, set()
-        return is_known
+    def popularity(self, block: int, num_engines: int) -> float:
+        """Say how many engines' fair shares of all starts are on the prefix that ends here; count one more.
+
+        0: no other prompt's ended here, so this is a conversation under way.
+        """
+        young = self._young
+        here = young.get(block, 0)
+        young[block] = here + 1
+        here += self._old.get(block, 0)
+        if here:
+            self._num_young += 1
+        starts = self._num_young + self._num_old
+        if len(young) > _MAX_BLOCKS or self._num_young > _MAX_STARTS:
+            self._old, self._young = young, {}
+            self._num_old, self._num_young = self._num_young, 0
+        return (here * num_engines + _PRIOR_STARTS) / (starts + _PRIOR_STARTS) if here else 0.0

@@ -6,9 +6,11 @@ sockets, clocks. IO: a log line when a policy fails.
 """
 
 import logging
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dynctl.kv.hashing import PromptBlocks
 from dynctl.router.api.answers import Failure, no_engine
@@ -19,7 +21,7 @@ from dynctl.router.fallback import RoutingBreaker
 from dynctl.router.forks import Forks
 from dynctl.router.hits import Outlook
 from dynctl.router.policies.least_loaded import POLICY as PLAIN
-from dynctl.router.prefix_index import PrefixIndex, Tier
+from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.prompt import Prompt
 from dynctl.router.shadow import Shadow
 from dynctl.router.transfer_cost import (
@@ -42,8 +44,7 @@ _PREFILL = frozenset(("prefill",))
 _AGGREGATED = frozenset(("aggregated",))
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(NamedTuple):
     """What is to be placed."""
 
     request_id: str
@@ -300,6 +301,7 @@ class Placement:
         output = (
             1 if leg == "prefill" else table.lengths.expected(order.route_key, order.max_tokens)
         )
+        overlaps = self._try_overlaps(prompt, view, workers, now_s)
         need = Need(
             prompt.num_tokens,
             output,
@@ -309,13 +311,15 @@ class Placement:
             table.tally.prefill.slope,
             self.links.ms_per_token if leg == "decode" else None,
             self.links.setup_ms,
-            bool(prompt.is_continuation),
+            1.0 if prompt.popularity is None else prompt.popularity,
+            table.tally.least_prefill_ms,
+            table.tally.least_ms_per_token,
             settings.near_ms,
             settings.near_ratio,
         )
         self._num_decisions += 1
         loads = [worker.cached_load or worker.load() for worker in workers]
-        policy, need, overlaps, position, draw = self._choose(prompt, view, workers, need, loads)
+        policy, overlaps, position, draw = self._choose(need, loads, overlaps)
         decision = Decision(
             order.request_id,
             leg,
@@ -331,26 +335,36 @@ class Placement:
         )
         return _Pick(view, workers, decision)
 
+    def _try_overlaps(
+        self, prompt: Prompt, view: View, workers: Sequence[Worker], now_s: float
+    ) -> list[int] | None:
+        """Ask the index; None where it failed, or routing did too often lately."""
+        if self.breaker.is_open(now_s):
+            return None
+        try:
+            return self._overlaps(prompt, view, workers)
+        except Exception:  # whatever the index does wrong
+            log.exception("the index failed; the least loaded engine is taken")
+            self.breaker.record(now_s, is_failure=True)
+            return None
+
     def _choose(
-        self, prompt: Prompt, view: View, workers: Sequence[Worker], need: Need, loads: list[Load]
-    ) -> tuple[Policy, Need, list[int], int, float]:
-        """Ask the policy; where it raises, or did so often lately, the plain rule decides: requests never fail by routing."""
-        policy, draw, breaker = self.policy, self._rng.random(), self.breaker
-        if not breaker.is_open(need.now_s):
+        self, need: Need, loads: list[Load], overlaps: list[int] | None
+    ) -> tuple[Policy, list[int], int, float]:
+        """Ask the policy; where that fails the plain rule decides: requests never fail by routing."""
+        policy, draw = self.policy, self._rng.random()
+        if overlaps is not None:
             try:
-                overlaps = self._overlaps(prompt, view, workers)
-                if prompt.is_continuation:
-                    need = need._replace(is_continuation=True)
                 position = policy.choose(need, loads, overlaps, draw)
-            except Exception:  # whatever a policy or the index does wrong
-                log.exception("routing failed; the least loaded engine is taken")
-                breaker.record(need.now_s, is_failure=True)
+            except Exception:  # whatever a policy does wrong
+                log.exception("the policy failed; the least loaded engine is taken")
+                self.breaker.record(need.now_s, is_failure=True)
             else:
-                breaker.record(need.now_s, is_failure=False)
-                return policy, need, overlaps, position, draw
+                self.breaker.record(need.now_s, is_failure=False)
+                return policy, overlaps, position, draw
         overlaps = [0] * len(loads)
         plain: Policy = PLAIN
-        return plain, need, overlaps, plain.choose(need, loads, overlaps, draw), draw
+        return plain, overlaps, plain.choose(need, loads, overlaps, draw), draw
 
     def _book(self, order: Order, pick: _Pick) -> tuple[Booking, Decision]:
         decision, worker, prompt = pick.decision, pick.worker, order.prompt
@@ -411,7 +425,12 @@ class Placement:
                 assert blocks is not None
                 tiers = self.index.tiers(blocks, prompt.num_cacheable(size))
                 tiers.sort()
-                self._note_fork(prompt, tiers)
+                if prompt.popularity is None:
+                    prompt.popularity = (
+                        self._forks.popularity(tiers[-1].block, len(view.workers))
+                        if tiers
+                        else math.inf
+                    )
                 for depth, bits, _ in tiers:
                     tokens = depth * size
                     for position in view.positions_of(bits, size, self.index):
@@ -423,7 +442,3 @@ class Placement:
         if workers is view.workers:
             return overlaps
         return [overlaps[view.positions[worker.id]] for worker in workers]
-
-    def _note_fork(self, prompt: Prompt, tiers: Sequence[Tier]) -> None:
-        if prompt.is_continuation is None:
-            prompt.is_continuation = bool(tiers) and not self._forks.is_fork(tiers[-1].block)

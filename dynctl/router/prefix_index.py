@@ -213,16 +213,17 @@ class PrefixIndex:
         out: list[Tier] = []
         if num_blocks < 1:
             return out
-        young, mask_of, data, stride = self._young, self._mask_of, blocks.data, blocks.stride_bytes
+        young, data, stride = self._young, blocks.data, blocks.stride_bytes
+        expected = self._expected.sides() if len(self._expected) else None
         first = blocks.start(1)
-        bits = mask_of(first.intdigest()) & self._live
+        block = first.intdigest()
+        bits = (self._held(block) | self._expected.mask_of(block)) & self._live
         if not bits:
             return out
         # (depth held, next step, by whom, hash state at that depth); depth 0 stands for the sure depth 1.
         todo: list[tuple[int, int, int, PrefixState | None]] = [
             (0, 1 << (num_blocks.bit_length() - 1), bits, None)
         ]
-        expects = len(self._expected) > 0
         while todo:
             depth, step, bits, state = todo.pop()
             while step:
@@ -235,8 +236,10 @@ class PrefixIndex:
                         known.update(data[depth * stride : further * stride])
                     block = known.intdigest()
                     mask = young[block & _SHARD_BITS].get(block)
-                    if mask is None or expects:
-                        mask = mask_of(block)
+                    if mask is None:
+                        mask = self._held(block)
+                    if expected is not None:
+                        mask |= expected[0].get(block, 0) | expected[1].get(block, 0)
                     if deep := bits & mask:
                         if shallow := bits ^ deep:
                             todo.append((depth, step >> 1, shallow, state))
@@ -246,7 +249,7 @@ class PrefixIndex:
             out.append(Tier(max(depth, 1), bits, (state or first).intdigest()))
         return out
 
-    def _mask_of(self, block: int) -> int:
+    def _held(self, block: int) -> int:
         at = block & _SHARD_BITS
         mask = self._young[at].get(block)
         if mask is None:
@@ -254,7 +257,7 @@ class PrefixIndex:
             if mask:
                 # A prefix in use is worth keeping under the budget.
                 self._young[at][block] = mask
-        return mask | self._expected.mask_of(block) if len(self._expected) else mask
+        return mask
 
     def match(self, blocks: PromptBlocks, num_blocks: int | None = None) -> dict[str, int]:
         """Return each engine's longest unbroken prefix in blocks, the best of its ranks; engines with none are left out."""

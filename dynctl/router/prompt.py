@@ -29,16 +29,16 @@ class Hashers:
 class Prompt:
     """One prompt; its tokens are packed when a placement first asks, then kept for retries."""
 
-    __slots__ = ("_blocks", "_hashers", "_token_ids", "is_continuation", "num_tokens")
+    __slots__ = ("_blocks", "_hashers", "_token_ids", "num_tokens", "popularity")
 
     def __init__(self, hashers: Hashers, token_ids: Sequence[int] | None, num_tokens: int) -> None:
         self._hashers = hashers
         self._token_ids = token_ids
         self._blocks: dict[int, PromptBlocks] = {}
-        self.is_continuation: bool | None = None
-        """Whether its cached prefix is its own, as a next turn's is, or shared with others; None: not looked up yet."""
         self.num_tokens = num_tokens
         """Exact when `is_known`, else guessed from the text's length."""
+        self.popularity: float | None = None
+        """Of its cached prefix (`choosing.Need`); None: not looked up yet."""
 
     @classmethod
     def known(cls, hashers: Hashers, token_ids: Sequence[int]) -> "Prompt":

@@ -119,6 +119,7 @@ class WorkerTable:
                 worker.prefill.fade()
                 worker.itl.fade()
                 worker.cached_load = None
+        self.tally.tighten(worker.prefill for worker in self._workers.values())
 
     def may_limit(self, now_s: float) -> bool:
         """Whether any engine may be without room just now: full, failing, busy, or starting slowly."""

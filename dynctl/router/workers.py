@@ -7,6 +7,7 @@ Not here: choosing, HTTP, clocks (times are passed in, monotonic seconds). Pure.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dynctl.core.deployment import EngineInfo, EngineState
@@ -33,7 +34,16 @@ class Tally:
     look dearer than every engine that turned out to be faster, and so never be tried.
     """
 
-    __slots__ = ("itl", "limited_until_s", "num_full", "prefill", "unseen", "version")
+    __slots__ = (
+        "itl",
+        "least_ms_per_token",
+        "least_prefill_ms",
+        "limited_until_s",
+        "num_full",
+        "prefill",
+        "unseen",
+        "version",
+    )
 
     def __init__(self, settings: Settings) -> None:
         rate = 1000.0 / settings.prefill_tokens_s
@@ -41,6 +51,8 @@ class Tally:
         """Milliseconds a prefill takes by tokens to prefill."""
         self.itl = Line(settings.itl_ms, settings.itl_slope_ms, 32.0)
         """Milliseconds between tokens by sequences running."""
+        self.least_prefill_ms, self.least_ms_per_token = self.prefill.base, per_token(self.prefill)
+        """No engine's prefill is cheaper; made tight by `tighten`, kept true by whoever learns."""
         self.unseen: set[Worker] = set()
         """Engines without a prefill of their own so far."""
         self.version = 0
@@ -48,6 +60,22 @@ class Tally:
         self.num_full = 0
         self.limited_until_s = 0.0
         """Until when some engine is kept out by its breaker or by its own wish."""
+
+    def bound(self, line: Line) -> None:
+        """Keep the bounds of prefill true for an engine with these rates."""
+        self.least_prefill_ms = min(self.least_prefill_ms, line.base)
+        self.least_ms_per_token = min(self.least_ms_per_token, per_token(line))
+
+    def tighten(self, lines: Iterable[Line]) -> None:
+        """Find the bounds anew; `lines` are the rates of all engines."""
+        found = [self.prefill, *lines]
+        self.least_prefill_ms = min([line.base for line in found])
+        self.least_ms_per_token = min([per_token(line) for line in found])
+
+
+def per_token(prefill: Line) -> float:
+    """What an uncached token is taken to cost, in milliseconds."""
+    return max(prefill.slope, _MIN_MS_PER_TOKEN)
 
 
 class Worker:
@@ -131,7 +159,7 @@ class Worker:
         prefill, capacity = self.prefill, self.capacity_tokens
         self.cached_load = load = Load(
             self.id,
-            max(prefill.slope, _MIN_MS_PER_TOKEN),
+            per_token(prefill),
             prefill.base,
             self.free_at_s,
             self.itl.slope * self.active_requests,
@@ -161,6 +189,8 @@ class Worker:
         self.prefill.learn(tokens, ms)
         self.cached_load = None
         tally.prefill.learn(tokens, ms)
+        tally.bound(self.prefill)
+        tally.bound(tally.prefill)
         for other in tally.unseen:
             other.cached_load = None
 

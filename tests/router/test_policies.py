@@ -1,6 +1,7 @@
 """What every policy keeps to, and what each one is for."""
 
 import dataclasses
+import math
 import random
 
 import pytest
@@ -12,6 +13,7 @@ from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.router.choosing import Load, Need
 from dynctl.router.config import Settings
 from dynctl.router.desk import load_policy
+from dynctl.router.forks import Forks
 from dynctl.router.placement import Order, Placed, Placement
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.prompt import Hashers, Prompt
@@ -109,6 +111,75 @@ def test_kv_chooses_the_lowest_sum_of_the_terms_it_shows(loads, prompt, data):
 
     sums = [sum(term) for term in policy.terms(need, loads, overlaps)]
     assert sums[position] <= min(sums) * (1 + 1e-9)
+
+
+@given(loads=LOADS, prompt=st.integers(1, 20_000), draw=st.floats(0, 0.999999), data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_kv_finds_a_sure_engine_only_where_a_look_at_all_finds_the_same(loads, prompt, draw, data):
+    loads = [
+        one._replace(
+            prefill_ms_per_token=data.draw(st.floats(0.001, 1.0)),
+            prefill_base_ms=data.draw(st.floats(0.0, 50.0)),
+        )
+        for one in loads
+    ]
+    overlaps = [data.draw(st.sampled_from((0, prompt // 2, prompt - 1))) for _ in loads]
+    bounds = {
+        "least_prefill_ms": min(one.prefill_base_ms for one in loads),
+        "least_ms_per_token": min(one.prefill_ms_per_token for one in loads),
+    }
+    need = Need(prompt, 100, 0, popularity=data.draw(st.sampled_from((0.0, 0.7, math.inf))))
+
+    sure = load_policy("kv").choose(need._replace(**bounds), loads, overlaps, draw)
+
+    # With no bounds known nothing is ever sure.
+    assert sure == load_policy("kv").choose(need, loads, overlaps, draw)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 5000), st.floats(0.1, 5000.0)), max_size=60
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_no_engine_prefills_cheaper_than_the_bounds_say(steps):
+    table = WorkerTable(SETTINGS)
+    for i in range(3):
+        table.put(info(f"e{i}"))
+    for number, (which, tokens, ms) in enumerate(steps):
+        if which == 3:
+            table.put(info("e0", max_num_seqs=number + 1))
+            table.relax(100.0 * number)
+        else:
+            table.get(f"e{which}").prefill_took(tokens, ms)
+        for worker in table.all():
+            load = worker.load()
+            assert load.prefill_base_ms >= table.tally.least_prefill_ms
+            assert load.prefill_ms_per_token >= table.tally.least_ms_per_token
+
+
+def test_kv_spreads_a_hot_prefix_before_a_rare_one():
+    holder, idle = load("holder", recent=9.0), load("idle", recent=5.0)
+    policy, need = load_policy("kv"), Need(1200, 20, 0)
+
+    def choice(popularity):
+        return policy.choose(need._replace(popularity=popularity), [holder, idle], [1000, 0], 0.5)
+
+    assert choice(popularity=0.0) == 0, "a conversation stays"
+    assert choice(popularity=0.2) == 0, "a copy of a rare prefix would take little load off"
+    assert choice(popularity=2.0) == 1
+
+
+def test_how_popular_a_prefix_is_is_counted_in_fair_shares_of_an_engine():
+    forks = Forks()
+    assert forks.popularity(1, 4) == 0.0, "nobody has ended there before: a next turn"
+    for _ in range(60):
+        hot = forks.popularity(1, 4)
+    for block in range(2, 22):
+        forks.popularity(block, 4)
+        rare = forks.popularity(block, 4)
+    assert hot > 3.0
+    assert rare < 0.3
 
 
 def test_kv_prefers_the_cache_until_the_load_costs_more():

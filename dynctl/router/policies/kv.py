@@ -15,12 +15,15 @@ _FULL_MS = 2000.0
 _SHARE = 1.0
 """What one fair share above the fair share costs, in prefills of this prompt; …"""
 
-_SHARE_SQUARE = 2.0
+_SHARE_SQUARE = 3.0
 """… and what its square does: a little unfairness is cheap, much is dear. Tuned with benchmarks/balance.py."""
 
-_CONTINUED = 0.3
-"""Both weigh this much for a conversation under way: moving it costs its history and balances little, a start does the
-opposite."""
+_CONTINUED = 0.2
+"""Both weigh this much for a conversation under way: moving it costs its history and balances little. A start weighs as
+much as its prefix is popular: a copy of a hot prefix takes load off its holder for good, one of a rare prefix does not; …"""
+
+_RARE, _HOT = 0.3, 2.0
+"""… within these bounds."""
 
 _SHARE_PRIOR = 1.0
 """Requests each engine is taken to have had before the first one: a handful says nothing about shares."""
@@ -34,14 +37,8 @@ class _Kv:
         self, need: Need, loads: Sequence[Load], overlaps: Sequence[int], draw: float
     ) -> int:
         """Choose the engine with the lowest sum of terms."""
-        costs = _costs(need, loads, overlaps)
-        best = min(costs)
-        limit = best + max(need.near_ms, need.near_ratio * best)
-        near = [position for position, cost in enumerate(costs) if cost <= limit]
-        if len(near) > 1:
-            most = max([overlaps[position] for position in near])
-            near = [position for position in near if overlaps[position] == most]
-        return drawn(near, draw)
+        sure = _sure(need, loads, overlaps)
+        return _scan(need, loads, overlaps, draw) if sure is None else sure
 
     def terms(
         self, need: Need, loads: Sequence[Load], overlaps: Sequence[int]
@@ -50,31 +47,68 @@ class _Kv:
         return _all_terms(need, loads, overlaps)
 
 
+def _sure(need: Need, loads: Sequence[Load], overlaps: Sequence[int]) -> int | None:
+    """Find the engine that holds so much more of the prompt than all others that none of them can be near it.
+
+    Its cost against what the others' prefill costs at least. A next turn ends here, without a look at each engine.
+    """
+    most = max(overlaps)
+    if not most or need.transfer_ms_per_token is not None or len(loads) < 2:
+        return None
+    position = overlaps.index(most)
+    others = sorted(overlaps)[-2]
+    least_ms = need.least_prefill_ms + (need.prompt_tokens - others) * need.least_ms_per_token
+    [cost] = _costs(need, [loads[position]], [most], _fairness(need, loads))
+    return position if least_ms > _near_limit(need, cost) else None
+
+
+def _scan(need: Need, loads: Sequence[Load], overlaps: Sequence[int], draw: float) -> int:
+    costs = _costs(need, loads, overlaps, _fairness(need, loads))
+    limit = _near_limit(need, min(costs))
+    near = [position for position, cost in enumerate(costs) if cost <= limit]
+    if len(near) > 1:
+        most = max([overlaps[position] for position in near])
+        near = [position for position in near if overlaps[position] == most]
+    return drawn(near, draw)
+
+
+def _near_limit(need: Need, best_ms: float) -> float:
+    return best_ms + max(need.near_ms, need.near_ratio * best_ms)
+
+
 def _fairness(need: Need, loads: Sequence[Load]) -> tuple[float, float, float]:
     """The fair number of recent requests, how many excess shares each one above is, and what a share costs."""
-    fair = sum([load.recent for load in loads]) / len(loads)
-    weight = _CONTINUED if need.is_continuation else 1.0
+    fair = sum([load[5] for load in loads]) / len(loads)  # load.recent
+    popularity = need.popularity
+    weight = min(max(popularity, _RARE), _HOT) if popularity else _CONTINUED
     share_ms = weight * need.prompt_tokens * need.ms_per_token
     return fair, 1.0 / (fair + _SHARE_PRIOR * need.recent_unit), share_ms
 
 
-def _share_ms(excess: float, share_ms: float) -> float:
-    return share_ms * excess * (_SHARE + _SHARE_SQUARE * excess)
-
-
-def _costs(need: Need, loads: Sequence[Load], overlaps: Sequence[int]) -> list[float]:
+def _costs(
+    need: Need,
+    loads: Sequence[Load],
+    overlaps: Sequence[int],
+    fairness: tuple[float, float, float],
+) -> list[float]:
     """Sums of `_terms`, in one expression: this is where a decision's time goes."""
-    fair, shares, share_ms = _fairness(need, loads)
-    prompt, output, now_s, transfer_ms = need[0], need[1], need.now_s, need.transfer_ms_per_token
-    if transfer_ms is not None:
+    if need.transfer_ms_per_token is not None:
         return [sum(term) for term in _all_terms(need, loads, overlaps)]
+    fair, shares, share_ms = fairness
+    prompt, output, now_s = need[0], float(need[1]), need.now_s
+    prompt_tokens = float(prompt)  # between two floats a comparison is three times as fast
+    linear_ms, square_ms = _SHARE * share_ms, _SHARE_SQUARE * share_ms
     return [
         base_ms
         + (prompt - overlap) * rate
         + ((free_at_s - now_s) * 1e3 if free_at_s > now_s else 0.0)
         + output * decode_ms
-        + (_memory_ms(prompt - room, capacity) if prompt > room else 0.0)
-        + (_share_ms((recent - fair) * shares, share_ms) if recent > fair else 0.0)
+        + (_memory_ms(prompt_tokens - room, capacity) if prompt_tokens > room else 0.0)
+        + (
+            (excess := (recent - fair) * shares) * (linear_ms + square_ms * excess)
+            if recent > fair
+            else 0.0
+        )
         for (
             _,
             rate,
@@ -100,7 +134,9 @@ def _all_terms(
             *_prefill_terms(need, load, overlap),
             need.output_tokens * load.decode_ms_per_token,
             _memory_ms(need.prompt_tokens - load.room_tokens, load.capacity_tokens),
-            _share_ms(max(load.recent - fair, 0.0) * shares, share_ms),
+            (excess := max(load.recent - fair, 0.0) * shares)
+            * share_ms
+            * (_SHARE + _SHARE_SQUARE * excess),
         )
         for load, overlap in zip(loads, overlaps, strict=True)
     ]
