@@ -7,8 +7,9 @@ Pure.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+NAMES = ("cpu", "numa", "gpu_numa")
 EMPTY = ""
 """A cell that is there and holds nothing: the CPU set has no core near the GPU."""
 _LIST = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*\Z")
@@ -19,9 +20,17 @@ _SHAPES = {
 }
 _NEAR_CHARS = 1
 """Cells stand under their label, the mark of the diagonal one further right."""
-_FAR_CHARS = 4
+_TAB_CHARS = 8
+"""An empty cell is one tab wide."""
 
 Tail = tuple[str | None, ...]
+
+
+def whole_names(names: Sequence[str], tails: Sequence[str]) -> list[str]:
+    """Complete the names of a header that was cut: some row has a value for each column."""
+    num_values = min(len(NAMES), max((len(tail.split()) for tail in tails), default=0))
+    is_cut = bool(names) and tuple(names) == NAMES[: len(names)] and num_values > len(names)
+    return [*NAMES[:num_values]] if is_cut else [*names]
 
 
 def by_tabs(parts: Sequence[str], names: Sequence[str]) -> Tail:
@@ -39,15 +48,37 @@ def by_tabs(parts: Sequence[str], names: Sequence[str]) -> Tail:
 
 def by_words(text: str, names: Sequence[str], *, is_late: bool) -> Tail:
     """Read words; `is_late`: the first one stands too far right to be of the first column, which is empty then."""
-    words = re.sub(r",\s+(?=\d)", ",", text).split()[: len(names)]
+    words = re.sub(r",\s+(?=\d)", ",", text).split()
+    if any(_SHAPES["numa"].match(word) for word in words[len(names) :]):
+        return _unknown(names)  # a list was cut in two
+    words = words[: len(names)]
     is_short = is_late and len(words) == len(names) - 1
     return _checked([EMPTY, *words] if is_short else words, names)
 
 
 def is_late(at: int, last_cell_at: int, tail_at: int, last_label_at: int) -> bool:
-    """Whether a row's first word behind its cells stands well right of its label, where cells stand under theirs."""
+    """Whether a row's first word behind its cells stands under the second label, where cells stand under theirs."""
     is_aligned = abs(last_cell_at - last_label_at) <= _NEAR_CHARS and last_label_at >= 0
-    return is_aligned and tail_at >= 0 and at >= tail_at + _FAR_CHARS
+    return is_aligned and tail_at >= 0 and at == tail_at + _TAB_CHARS
+
+
+def cut_ones(tails: Mapping[str, Tail]) -> set[str]:
+    """Rows of which another has more: `0-19` at the end where there is `0-19,40-59` was cut, or may have been."""
+    firsts = {tail[0] for tail in tails.values() if tail and tail[0]}
+    lasts = {tail[-1] for tail in tails.values() if tail and tail[-1]}
+    return {
+        row
+        for row, tail in tails.items()
+        if tail
+        and (
+            any(_is_more(whole, tail[-1]) and whole.startswith(str(tail[-1])) for whole in lasts)
+            or any(_is_more(whole, tail[0]) and whole.endswith(str(tail[0])) for whole in firsts)
+        )
+    }
+
+
+def _is_more(whole: str, part: str | None) -> bool:
+    return bool(part) and whole != part and re.search("[-,]", whole) is not None
 
 
 def is_list(text: str) -> bool:

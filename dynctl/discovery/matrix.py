@@ -193,17 +193,18 @@ def _close(header: Header | None, block: Sequence[_Line]) -> list[Matrix]:
         return []
     is_p2p = bool(peers)
     labels = list(dict.fromkeys(row.label for row in block))
-    rows = [(row.label, _split_cells(row.text, 2 * MAX_DEVICES)[0]) for row in block]
-    width = max(len(cells) for _, cells in rows)
-    diagonal = {label: cells.index("X") for label, cells in rows if cells.count("X") == 1}
+    rows = [(row.label, *_split_cells(row.text, 2 * MAX_DEVICES)) for row in block]
+    width = max(len(cells) for _, cells, _ in rows)
+    diagonal = {label: cells.index("X") for label, cells, _ in rows if cells.count("X") == 1}
     if header is not None:
         columns, num_sure = mend_header(
             header.columns, diagonal, labels, width, is_cut=not header.tail_names and not is_p2p
         )
-        tail_names, line = header.tail_names, header.line
+        tails = [tail for label, _, tail in rows if label.startswith("GPU")]
+        tail_names, line = affinity.whole_names(header.tail_names, tails), header.line
     else:
         columns, num_sure = columns_of_rows(labels, diagonal, width)
-        tail_names, line = ["cpu", "numa", "gpu_numa"], block[0].number
+        tail_names, line = [*affinity.NAMES], block[0].number
     matrix = Matrix(line, columns, is_p2p, list(tail_names))
     if header is None:
         matrix.notes.append("the header is missing; columns were taken from the row labels")

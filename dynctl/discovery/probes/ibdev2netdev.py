@@ -9,7 +9,7 @@ from dynctl.discovery.probe import ABSENT_STATUS, Probe, fail, text_of
 _SCRIPT = "exec ibdev2netdev"
 _ROW = re.compile(
     r"\s*(?:([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\s+)?([\w.-]{1,64})\s+(?:\((MT\d{1,6})\b.{0,200}?)?"
-    r"port (\d{1,3}).{0,40}?==>\s*([\w.@-]{1,64})\s*\((\w{1,20})\)",
+    r"port\s+(\d{1,3}).{0,40}?==>\s*([\w.@-]{1,64})\s*\((\w{1,20})\)",
     re.IGNORECASE,
 )
 
@@ -26,7 +26,7 @@ def parse(done: Completed) -> RdmaFacts:
         RdmaPort(
             device=row[2],
             port=int(row[4]),
-            state={"up": "active", "down": "down"}.get(row[6].lower(), "unknown"),
+            state=_state(row[5], row[6]),
             physical=None,
             rate_bits_s=None,
             link_layer="unknown",
@@ -41,9 +41,16 @@ def parse(done: Completed) -> RdmaFacts:
     return RdmaFacts(tuple(ports))
 
 
+def _state(netdev: str, word: str) -> str:
+    """IP over InfiniBand may be down, or not in use at all, on a port that is up."""
+    if word.lower() == "down" and netdev.startswith("ib"):
+        return "unknown"
+    return {"up": "active", "down": "down"}.get(word.lower(), "unknown")
+
+
 PROBE = Probe(
     _SCRIPT,
     parse,
     needs="[ -d /sys/class/infiniband ] && command -v ibdev2netdev",
-    marks=re.compile(r"(?m)\bport \d+.{0,40}==> *[\w.@-]+ \(\w+\)"),
+    marks=re.compile(r"(?m)\bport +\d+.{0,40}==> *[\w.@-]+ +\(\w+\)"),
 )

@@ -1,13 +1,15 @@
-"""NUMA nodes with their CPUs, memory and distances, from sysfs; also out of a capture of `lscpu`.
+"""NUMA nodes with their CPUs, memory and distances, from sysfs; also out of captures of `lscpu` and `numactl -H`.
 
 Nodes without CPUs are real: memory of GPUs (Grace) and of MIG devices.
 Pure.
 """
 
 import re
+from collections.abc import Sequence
 
 from dynctl.core.command import Completed
 from dynctl.core.machine import NumaNode
+from dynctl.core.units import MIB
 from dynctl.discovery.facts import NumaFacts
 from dynctl.discovery.probe import Probe, fail, text_of
 
@@ -19,6 +21,7 @@ exit 0
 """
 _SYSFS = re.compile(r"\S*/node(\d{1,4})/(cpulist|distance|meminfo):(.{0,4000})\Z")
 _LSCPU = re.compile(r"\s*NUMA node(\d{1,4}) CPU\(s\):\s*([\d,\-]*)\s*\Z")
+_NUMACTL = re.compile(r"\s*node (\d{1,4}) (cpus|size):\s*([\d ]{0,20000}?)(?: MB)?\s*\Z")
 _MAX_NODES = 1024
 
 
@@ -35,6 +38,12 @@ def parse(done: Completed) -> NumaFacts:
     for line in text.split("\n"):
         if match := _LSCPU.match(line[:4096]):
             cpus.setdefault(int(match[1]), match[2])
+        elif match := _NUMACTL.match(line[:20000]):
+            node, value = int(match[1]), match[3]
+            if match[2] == "cpus":
+                cpus.setdefault(node, _ranges([int(w) for w in value.split() if len(w) < 6]))
+            elif value.isdecimal() and len(value) < 12:
+                memory.setdefault(node, int(value) * MIB)
         elif match := _SYSFS.match(line[:5000]):
             node, value = int(match[1]), match[3].strip()
             if match[2] == "cpulist" and re.fullmatch(r"[\d,\-]{1,4000}", value):
@@ -51,10 +60,21 @@ def parse(done: Completed) -> NumaFacts:
     )
 
 
+def _ranges(numbers: Sequence[int]) -> str:
+    """`0 1 2 3 8` as `0-3,8`."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(f"{a}-{b}" if b > a else str(a) for a, b in runs)
+
+
 PROBE = Probe(
     _SCRIPT,
     parse,
     marks=re.compile(
-        r"(?m)^\s*NUMA node\d+ CPU\(s\):|/system/node/node\d+/(?:cpulist|distance|meminfo):"
+        r"(?m)^\s*NUMA node\d+ CPU\(s\):|^node \d+ cpus:|/system/node/node\d+/(?:cpulist|distance|meminfo):"
     ),
 )

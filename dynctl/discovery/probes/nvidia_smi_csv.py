@@ -55,6 +55,7 @@ exit $status
 
 _WIDE = ("index", "uuid", "name", "pci.bus_id", "memory.total", "memory.used", "driver_version", "mig.mode.current")  # fmt: skip
 _SHORT = ("uuid", "memory.total", "memory.used", "memory.free", "utilization.gpu")
+_MAX_CELLS, _MAX_CELL_CHARS = 256, 1024
 _TITLE = re.compile(r"(?m)^== gpus$")
 _COLUMN = re.compile(r"[a-z][a-z0-9_]{1,40}(?:\.[a-z0-9_]{1,40}){0,6}(?: \[[^\]]{1,12}\])?")
 _TELLING = "index|uuid|gpu_uuid|name|gpu_name|pid|pci\\.bus_id|gpu_bus_id|memory\\.total|memory\\.used|driver_version"
@@ -99,6 +100,8 @@ def parse(done: Completed) -> SmiFacts:
             broken += one_broken
     if not gpus and not broken and "processes" not in sections:
         check_smi(done)
+        if text.strip() and not _TITLE.search(text):
+            raise fail("nvidia-smi", 1, text.strip().split("\n")[0], "no row, and no message that is known")  # fmt: skip
     if not gpus and any("device handle" in text or "lost" in text for _, text in broken):
         check_smi(done)
     if done.exit_status == TIMEOUT_STATUS:
@@ -118,7 +121,7 @@ def _capture(text: str) -> dict[str, list[str]]:
     sections: dict[str, list[str]] = {}
     current = "gpus"
     for line in text.split("\n"):
-        if named := _header([cell.strip() for cell in line[:8192].split(",")]):
+        if named := _header(_cells(line)):
             current = "processes" if "pid" in named else "gpus"
         sections.setdefault(current, []).append(line)
     return sections
@@ -148,7 +151,7 @@ def parse_gpus(text: str) -> tuple[tuple[GpuFacts, ...], tuple[tuple[int, str], 
     position = 0
     places: dict[str, int] = {}
     for number, line in enumerate(text.split("\n"), 1):
-        cells = [cell.strip() for cell in line[:8192].split(",")]
+        cells = _cells(line)
         if not line.strip():
             continue
         if named := _header(cells):
@@ -170,6 +173,11 @@ def parse_gpus(text: str) -> tuple[tuple[GpuFacts, ...], tuple[tuple[int, str], 
         if error is not None:
             broken.append(error)
     return tuple(gpus), tuple(broken)
+
+
+def _cells(line: str) -> list[str]:
+    """Cells by themselves are cut, so that one without end does not hide those behind it."""
+    return [cell[:_MAX_CELL_CHARS].strip() for cell in line.split(",", _MAX_CELLS)]
 
 
 def _unnamed(cells: Sequence[str]) -> dict[str, str] | None:

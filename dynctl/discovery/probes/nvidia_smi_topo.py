@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from dynctl.core.command import Completed
+from dynctl.discovery import affinity
 from dynctl.discovery.facts import TopoFacts
 from dynctl.discovery.header import nic_legend
 from dynctl.discovery.matrix import Matrix, gpu_index, merge, read_matrices
@@ -121,8 +122,9 @@ def _first_tail(matrices: Sequence[Matrix], label: str) -> dict[str, str | None]
     """The affinity cells of a GPU; rows that say different things leave the cell unknown."""
     found: dict[str, set[str]] = {}
     for matrix in matrices:
+        cut = affinity.cut_ones({row.label: row.tail for row in matrix.rows})
         for row in matrix.rows:
-            if row.label == label:
+            if row.label == label and label not in cut:
                 for name, cell in zip(matrix.tail_names, row.tail, strict=False):
                     if cell is not None:
                         found.setdefault(name, set()).add(cell)

@@ -8,7 +8,10 @@ from dynctl.discovery.facts import RdmaFacts, RdmaPort
 from dynctl.discovery.probe import ABSENT_STATUS, Probe, fail, text_of
 
 _SCRIPT = "exec rdma link show"
-_LINK = re.compile(r"\s*(?:\d+/\d+: )?link ([\w.-]{1,64})/(\d{1,3})\s+(.{0,400})")
+_LINK = re.compile(
+    r"\s*(?:(?:\d+/\d+: )?link ([\w.-]{1,64})/(\d{1,3})|\d+/\d+: ([\w.-]{1,64})/(\d{1,3}):)\s+(.{0,400})"
+)
+"""Iproute2 before 5.0 says `0/1: mlx5_0/1:` instead of `link mlx5_0/1`."""
 _FIELD = re.compile(r"\b(state|physical_state|netdev)\s+([\w.@-]{1,64})")
 
 
@@ -24,11 +27,11 @@ def parse(done: Completed) -> RdmaFacts:
         match = _LINK.match(line[:600])
         if match is None:
             continue
-        values = dict(_FIELD.findall(match[3]))
+        values = dict(_FIELD.findall(match[5]))
         ports.append(
             RdmaPort(
-                device=match[1],
-                port=int(match[2]),
+                device=match[1] or match[3],
+                port=int(match[2] or match[4]),
                 state=rdma.port_state(values.get("state", "")),
                 physical=rdma.physical_state(values["physical_state"])
                 if "physical_state" in values
@@ -47,5 +50,7 @@ PROBE = Probe(
     _SCRIPT,
     parse,
     needs="[ -d /sys/class/infiniband ] && command -v rdma",
-    marks=re.compile(r"(?m)^\s*(?:\d+/\d+: )?link [\w.-]+/\d+ .*\bstate [A-Z]"),
+    marks=re.compile(
+        r"(?m)^\s*(?:(?:\d+/\d+: )?link [\w.-]+/\d+|\d+/\d+: [\w.-]+/\d+:) .*\bstate [A-Z]"
+    ),
 )

@@ -5,6 +5,7 @@ Pure.
 """
 
 import re
+from collections.abc import Iterable
 
 from dynctl.core.command import Completed
 from dynctl.core.machine import Gid
@@ -42,9 +43,7 @@ def parse(done: Completed) -> RdmaFacts:
                 state="unknown",
                 physical=None,
                 rate_bits_s=None,
-                link_layer="ethernet"
-                if any(g.version != "ib" for g in rows.values())
-                else "unknown",
+                link_layer=_layer(rows.values()),
                 netdev=next((g.netdev for g in rows.values() if g.netdev), None),
                 gids=tuple(rows.values()),
             )
@@ -52,6 +51,11 @@ def parse(done: Completed) -> RdmaFacts:
         ),
         is_cut=bool(gids) and (count is None or int(count[1]) != sum(map(len, gids.values()))),
     )
+
+
+def _layer(gids: Iterable[Gid]) -> str:
+    """The tool says v1 for InfiniBand as well; only Ethernet has version 2 or a network device beside an address."""
+    return "ethernet" if any(gid.version == "v2" or gid.netdev for gid in gids) else "unknown"
 
 
 PROBE = Probe(
