@@ -6,20 +6,18 @@ sockets, clocks. IO: a log line when a policy fails.
 """
 
 import logging
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dynctl.kv.hashing import PromptBlocks
 from dynctl.router.api.answers import Failure, no_engine
 from dynctl.router.choosing import Load, Need, Policy
 from dynctl.router.config import Settings
 from dynctl.router.decisions import Decision
 from dynctl.router.fallback import RoutingBreaker
-from dynctl.router.forks import Forks
 from dynctl.router.hits import Outlook
+from dynctl.router.overlaps import Overlaps
 from dynctl.router.policies.least_loaded import POLICY as PLAIN
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.prompt import Prompt
@@ -32,16 +30,12 @@ from dynctl.router.transfer_cost import (
     can_transfer,
     stall_ms,
 )
-from dynctl.router.worker_table import View, WorkerTable
+from dynctl.router.worker_table import DECODE, View, WorkerTable
 from dynctl.router.workers import Booking, Worker
 
 log = logging.getLogger("dynctl.router")
 
-_USUAL_BLOCK = 16
-
-_DECODE = frozenset(("decode",))
 _PREFILL = frozenset(("prefill",))
-_AGGREGATED = frozenset(("aggregated",))
 
 
 class Order(NamedTuple):
@@ -120,6 +114,7 @@ class Placement:
     ) -> None:
         self.workers = workers
         self.index = index
+        self.overlaps = Overlaps(index)
         self.policy = policy
         self.links = Links(settings.transfer_setup_ms, settings.transfer_ms_per_token)
         self.breaker = RoutingBreaker()
@@ -128,16 +123,15 @@ class Placement:
         self._settings = settings
         self._rng = rng
         self._num_decisions = 0
-        self._forks = Forks()
 
     def place(self, order: Order, now_s: float) -> Placed | Unplaced:
         """Choose and book all engines a request needs."""
-        roles = self._main_roles(order.model)
+        roles = self.workers.main_roles(order.model, now_s)
         view = self.workers.view(roles, order.model, now_s)
         mains = self._candidates(order, view, now_s)
         if not mains:
             return Unplaced(self._why_none(order, roles))
-        if roles is not _DECODE:
+        if roles is not DECODE:
             pick = self._pick(order, "whole", view, mains, now_s)
             booking, decision = self._book(order, pick)
             return Placed(
@@ -152,10 +146,10 @@ class Placement:
 
     def place_main(self, order: Order, now_s: float) -> Placed | Unplaced:
         """Choose only the engine that generates from blocks another engine has ready."""
-        view = self.workers.view(_DECODE, order.model, now_s)
+        view = self.workers.view(DECODE, order.model, now_s)
         mains = self._candidates(order, view, now_s)
         if not mains:
-            return Unplaced(self._why_none(order, _DECODE))
+            return Unplaced(self._why_none(order, DECODE))
         booking, decision = self._book(order, self._pick(order, "decode", view, mains, now_s))
         return Placed(booking, None, None, decisions=[decision])
 
@@ -173,7 +167,9 @@ class Placement:
 
     def prefill_locally(self, prompt: Prompt, main: Booking, now_s: float) -> int:
         """Enter the whole prefill in the decode engine's books; return the overlap expected there."""
-        overlap = self._overlaps(prompt, View([main.worker], self.workers.tally), [main.worker])[0]
+        view = View([main.worker], self.workers.tally)
+        overlaps = self._try_overlaps(prompt, view, view.workers, now_s)
+        overlap = overlaps[0] if overlaps else 0
         main.prefill_here(max(prompt.num_tokens - overlap, 1), now_s)
         return overlap
 
@@ -264,15 +260,6 @@ class Placement:
         outlook = self._outlook(order, pick)
         return Placed(booking, None, decision.overlap_tokens, None, outlook, reason, [decision])
 
-    def _main_roles(self, model: str | None) -> frozenset[str]:
-        """Decode engines generate where there are any that serve; otherwise whole-request engines."""
-        if self.workers.view(_DECODE, model, 0.0).workers:
-            return _DECODE
-        if self.workers.view(_AGGREGATED, model, 0.0).workers:
-            return _AGGREGATED
-        known = self.workers.readiness(_DECODE, model)
-        return _DECODE if known.coming else _AGGREGATED
-
     # One choice
 
     def _candidates(self, order: Order, view: View, now_s: float) -> Sequence[Worker]:
@@ -342,7 +329,9 @@ class Placement:
         if self.breaker.is_open(now_s):
             return None
         try:
-            return self._overlaps(prompt, view, workers)
+            if self.policy.uses_index:
+                return self.overlaps.of(prompt, view, workers)
+            return [0] * len(workers)
         except Exception:  # whatever the index does wrong
             log.exception("the index failed; the least loaded engine is taken")
             self.breaker.record(now_s, is_failure=True)
@@ -371,11 +360,8 @@ class Placement:
         need = decision.need
         self.workers.num_sent += 1
         uncached = 0 if decision.leg == "decode" else max(need.prompt_tokens - pick.overlap, 1)
-        size = worker.block_size
-        blocks = prompt.blocks(size) if self.policy.uses_index else None
-        if blocks is not None:
-            # The next request with this prefix sees it before the engine's events do.
-            self._expect(need.now_s, worker.id, blocks, pick.overlap // size)
+        if self.policy.uses_index:
+            self._expect(prompt, worker, pick.overlap, need.now_s)
         booking = worker.book(
             need.prompt_tokens, uncached, need.output_tokens, need.now_s, need.recent_unit
         )
@@ -383,19 +369,17 @@ class Placement:
             self._follow(self.shadow, decision, prompt, pick.workers)
         return booking, decision
 
-    def _expect(self, now_s: float, engine_id: str, blocks: PromptBlocks, num_held: int) -> None:
+    def _expect(self, prompt: Prompt, worker: Worker, overlap: int, now_s: float) -> None:
         try:
-            self.index.expect(engine_id, blocks, blocks.num_blocks, num_held)
+            self.overlaps.expect(prompt, worker, overlap)
         except Exception:  # whatever the index does wrong; the request goes on
             log.exception("what an engine will hold could not be noted")
             self.breaker.record(now_s, is_failure=True)
 
     def unexpect(self, prompt: Prompt, worker: Worker, overlap: int) -> None:
         """Take back what a booking let the index expect: the engine did not take the prompt."""
-        size = worker.block_size
-        blocks = prompt.blocks(size) if self.policy.uses_index else None
-        if blocks is not None and self.workers.get(worker.id) is worker:
-            self.index.unexpect(worker.id, blocks, blocks.num_blocks, overlap // size)
+        if self.policy.uses_index and self.workers.get(worker.id) is worker:
+            self.overlaps.unexpect(prompt, worker, overlap)
 
     def _follow(
         self, shadow: Shadow, decision: Decision, prompt: Prompt, workers: Sequence[Worker]
@@ -407,38 +391,8 @@ class Placement:
             self.shadow = None
 
     def _outlook(self, order: Order, pick: _Pick) -> Outlook | None:
-        # An engine that never said its block size is looked at too: that is one of the faults to be found.
-        size = pick.worker.block_size or _USUAL_BLOCK
-        blocks = order.prompt.blocks(size) if pick.decision.asked.uses_index else None
-        if blocks is None:
+        decision = pick.decision
+        if not decision.asked.uses_index:
             return None
-        held = max(pick.decision.overlaps_tokens)
-        cacheable = order.prompt.num_cacheable(size)
-        return Outlook(pick.worker, blocks, cacheable, size, held, pick.overlap)
-
-    def _overlaps(self, prompt: Prompt, view: View, workers: Sequence[Worker]) -> list[int]:
-        """Tokens the index expects cached, per worker; 0 where nothing can be known."""
-        overlaps = [0] * len(view.workers)
-        if prompt.is_known and self.policy.uses_index:
-            for size in view.block_sizes(self.index):
-                blocks = prompt.blocks(size)
-                assert blocks is not None
-                tiers = self.index.tiers(blocks, prompt.num_cacheable(size))
-                tiers.sort()
-                if prompt.popularity is None:
-                    prompt.popularity = (
-                        self._forks.popularity(tiers[-1].block, len(view.workers))
-                        if tiers
-                        else math.inf
-                    )
-                for depth, bits, _ in tiers:
-                    tokens = depth * size
-                    for position in view.positions_of(bits, size, self.index):
-                        overlaps[position] = tokens
-            for engine_id, trust in self.index.doubts.items():
-                position = view.positions.get(engine_id, -1)
-                if position >= 0:
-                    overlaps[position] = int(overlaps[position] * trust)
-        if workers is view.workers:
-            return overlaps
-        return [overlaps[view.positions[worker.id]] for worker in workers]
+        held = max(decision.overlaps_tokens)
+        return self.overlaps.outlook(order.prompt, pick.worker, held, pick.overlap)

@@ -23,6 +23,10 @@ _MAX_UNIT = 1e12
 _MAX_SPREAD = 4096
 
 
+DECODE = frozenset(("decode",))
+_AGGREGATED = frozenset(("aggregated",))
+
+
 @dataclass(frozen=True, slots=True)
 class Readiness:
     """What can be said about the engines that could do a leg."""
@@ -111,6 +115,14 @@ class WorkerTable:
                     worker.was_serving = True
                     self._join(worker, found.workers, now_s)
         return found
+
+    def main_roles(self, model: str | None, now_s: float) -> frozenset[str]:
+        """Decode engines generate where there are any that serve; otherwise whole-request engines."""
+        if self.view(DECODE, model, now_s).workers:
+            return DECODE
+        if self.view(_AGGREGATED, model, now_s).workers:
+            return _AGGREGATED
+        return DECODE if self.readiness(DECODE, model).coming else _AGGREGATED
 
     def relax(self, now_s: float) -> None:
         """Let what was learned of engines nobody uses fade towards the others; call it every second."""

@@ -348,15 +348,16 @@ def order(tokens, request_id="r"):
 @pytest.mark.parametrize("name", POLICIES)
 def test_an_engine_that_joins_gets_at_most_two_fair_shares_at_first(name):
     table, index, placement = fleet_of(4, name)
-    rng, now_s = random.Random(3), 0.0
+    rng, up_s = random.Random(3), 1e6  # clocks count from a host's start
     for i in range(200):
-        placement.place(order([rng.randrange(1000) for _ in range(200)]), now_s + i * 0.05)
+        placement.place(order([rng.randrange(1000) for _ in range(200)]), up_s + i * 0.05)
     table.put(info("new", max_num_seqs=1000))
     index.begin(Source("new", "new.1"))
 
     taken = 0
     for i in range(500):
-        now_s = 10.0 + i * 0.05
+        now_s = up_s + 10.0 + i * 0.05
+        assert not i or table.get("new").joined is not None
         placed = placement.place(order([rng.randrange(1000) for _ in range(200)]), now_s)
         taken += placed.main.worker.id == "new"
 

@@ -1,0 +1,72 @@
+"""What the index knows of a prompt on each engine, and what it is told to expect once the prompt is sent to one.
+
+Not here: choosing (`placement`), the index itself (`prefix_index`). Pure.
+"""
+
+import math
+from collections.abc import Sequence
+
+from dynctl.router.forks import Forks
+from dynctl.router.hits import Outlook
+from dynctl.router.prefix_index import PrefixIndex, Tier
+from dynctl.router.prompt import Prompt
+from dynctl.router.worker_table import View
+from dynctl.router.workers import Worker
+
+_USUAL_BLOCK = 16
+
+
+class Overlaps:
+    """Questions to one index."""
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+        self._forks = Forks()
+
+    def of(self, prompt: Prompt, view: View, workers: Sequence[Worker]) -> list[int]:
+        """Tokens expected cached on each of some engines of a view; 0 where nothing can be known."""
+        index = self._index
+        overlaps = [0] * len(view.workers)
+        if prompt.is_known:
+            for size in view.block_sizes(index):
+                blocks = prompt.blocks(size)
+                assert blocks is not None
+                tiers = index.tiers(blocks, prompt.num_cacheable(size))
+                tiers.sort()
+                if prompt.popularity is None:
+                    prompt.popularity = self._popularity(tiers, len(view.workers))
+                for depth, bits, _ in tiers:
+                    tokens = depth * size
+                    for position in view.positions_of(bits, size, index):
+                        overlaps[position] = tokens
+            for engine_id, trust in index.doubts.items():
+                position = view.positions.get(engine_id, -1)
+                if position >= 0:
+                    overlaps[position] = int(overlaps[position] * trust)
+        if workers is view.workers:
+            return overlaps
+        return [overlaps[view.positions[worker.id]] for worker in workers]
+
+    def _popularity(self, tiers: Sequence[Tier], num_engines: int) -> float:
+        return self._forks.popularity(tiers[-1].block, num_engines) if tiers else math.inf
+
+    def expect(self, prompt: Prompt, worker: Worker, overlap: int) -> None:
+        """Let the next request with this prefix see it before the engine's events do."""
+        blocks = prompt.blocks(worker.block_size)
+        if blocks is not None:
+            self._index.expect(worker.id, blocks, blocks.num_blocks, overlap // worker.block_size)
+
+    def unexpect(self, prompt: Prompt, worker: Worker, overlap: int) -> None:
+        """Take that back."""
+        blocks = prompt.blocks(worker.block_size)
+        if blocks is not None:
+            self._index.unexpect(worker.id, blocks, blocks.num_blocks, overlap // worker.block_size)
+
+    def outlook(self, prompt: Prompt, worker: Worker, held: int, predicted: int) -> Outlook | None:
+        """Say what was known when the prompt was placed; None without tokens."""
+        # An engine that never said its block size is looked at too: that is one of the faults to be found.
+        size = worker.block_size or _USUAL_BLOCK
+        blocks = prompt.blocks(size)
+        if blocks is None:
+            return None
+        return Outlook(worker, blocks, prompt.num_cacheable(size), size, held, predicted)
