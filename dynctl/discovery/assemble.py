@@ -14,6 +14,7 @@ from dynctl.core.inventory import HostEntry
 from dynctl.core.machine import Clock, EngineSoftware, Software
 from dynctl.core.text import clean
 from dynctl.discovery import facts as known
+from dynctl.discovery.bounds import MAX_ITEMS, cleaned
 from dynctl.discovery.facts import (
     HostFacts,
     PythonFacts,
@@ -55,7 +56,7 @@ def assemble_host(
     sources = GpuSources.of(found, own_pids)
     system, topo = sources.system, sources.topo
     gpus, links = gpus_of(sources, entry.name, entry.simulated_gpus)
-    nics = nics_of(found, system, topo)
+    nics = nics_of(found, system, topo)[:MAX_ITEMS]
     nic_names, nic_links = gpu_nic_links(gpus, nics, topo, sources.pci)
     python = choose_python(system.pythons, entry.python)
     host = Host(
@@ -89,7 +90,7 @@ def assemble_host(
         gpu_nic_links=nic_links,
         p2p=_p2p(found, gpus, topo),
     )
-    return judge_host(_with_machine(host, found, sources), found, topo, entry)
+    return judge_host(cleaned(_with_machine(host, found, sources)), found, topo, entry)
 
 
 def _with_machine(host: Host, found: HostFacts, sources: GpuSources) -> Host:

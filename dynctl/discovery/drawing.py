@@ -65,7 +65,7 @@ def _block(
 
 def _rule(gpu: Gpu, width: int) -> str:
     title = "NUMA node unknown" if gpu.numa_node is None else f"NUMA {gpu.numa_node}"
-    return f"┌ {title} ".ljust(width, "─")[:width]
+    return f"┌ {title} ".ljust(width, "─")
 
 
 def _paint(link: str | None, width: int, is_coloured: bool) -> str:

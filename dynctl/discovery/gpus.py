@@ -13,6 +13,7 @@ from dynctl.core.inventory import SimulatedGpus
 from dynctl.core.machine import GpuHealth
 from dynctl.core.text import clean
 from dynctl.core.units import GIB, format_bytes
+from dynctl.discovery.bounds import MAX_GPUS, MAX_ITEMS
 from dynctl.discovery.facts import (
     AmdFacts,
     GpuFacts,
@@ -66,7 +67,7 @@ class GpuSources:
         listed = found.facts.get("nvidia_smi_list")
         return cls(
             nvml=found.fact("nvml", NvmlFacts),
-            smi=found.fact("nvidia_smi_csv", SmiFacts),
+            smi=_bounded(found.fact("nvidia_smi_csv", SmiFacts)),
             query=max((q for q in queries if q.gpus), key=lambda q: len(q.gpus), default=None),
             queries=queries_of(found),
             listed=tuple(g for g in listed if isinstance(g, ListedGpu)) if isinstance(listed, tuple) else (),
@@ -82,6 +83,12 @@ class GpuSources:
         )  # fmt: skip
 
 
+def _bounded(smi: SmiFacts | None) -> SmiFacts | None:
+    if smi is None:
+        return None
+    return replace(smi, gpus=smi.gpus[:MAX_GPUS], processes=smi.processes[:MAX_ITEMS])
+
+
 def _peers(found: HostFacts) -> frozenset[int]:
     matrices = found.facts.get("nvidia_smi_p2p")
     facts = matrices.values() if isinstance(matrices, dict) else ()
@@ -92,7 +99,7 @@ def gpus_of(
     sources: GpuSources, host_name: str, simulated: SimulatedGpus | None
 ) -> tuple[tuple[Gpu, ...], Links]:
     """Describe the GPUs and every pair's link; what nothing tells is unknown."""
-    gpus = _identified(sources)
+    gpus = _identified(sources)[:MAX_GPUS]
     if not gpus and simulated is not None:
         return _simulated(host_name, simulated)
     if not gpus and sources.amd is not None and sources.amd.links:

@@ -11,6 +11,7 @@ from dataclasses import fields
 from dynctl.core.hardware import Gpu, Nic
 from dynctl.core.text import clean
 from dynctl.discovery import rdma
+from dynctl.discovery.bounds import MAX_ITEMS
 from dynctl.discovery.facts import (
     HostFacts,
     NetFacts,
@@ -40,7 +41,7 @@ def ports_of(found: HostFacts) -> tuple[RdmaPort, ...]:
     lists += [facts.ports for tool in TOOLS if (facts := found.fact(tool, RdmaFacts))]
     merged: dict[tuple[str, int], dict[str, object]] = {}
     for ports in lists:
-        for port in ports:
+        for port in ports[:MAX_ITEMS]:
             if isinstance(port, RdmaPort):
                 into = merged.setdefault((port.device, port.port), {})
                 for each in fields(RdmaPort):

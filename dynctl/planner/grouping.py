@@ -5,9 +5,9 @@ Pure.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import combinations
 
 from dynctl.core.hardware import Host
@@ -19,10 +19,13 @@ _PCIE_RANK = {"PIX": 5, "PXB": 4, "PHB": 3, "NODE": 2, "SYS": 1, "SOC": 1}
 """Nearest first, in the order of the legend of `nvidia-smi topo -m`; SOC is the old name of SYS."""
 _NVLINK = re.compile(r"^NV(\d{1,2})$")
 _NVLINK_WEIGHT = 1000
+_MAX_STEPS = 4000
+"""Of the search for islands. Real boards need some dozens; a matrix made to be hard would take for ever."""
 _EXACT_GPUS = 12
 """Up to here every grouping is weighed; larger hosts are cut into islands or NUMA nodes first."""
 
 
+@lru_cache(maxsize=256)
 def num_nvlinks(label: str | None) -> int:
     """Return how many NVLinks a label stands for: 18 for `NV18`, 0 for a PCIe path or an unknown one."""
     match = _NVLINK.match(label or "")
@@ -35,7 +38,11 @@ def link_rank(label: str | None) -> int:
 
 
 def nvlink_islands(links: Links) -> tuple[tuple[int, ...], ...]:
-    """Cut the GPUs into disjoint sets of which every pair has NVLink, the largest first; positions, not indexes."""
+    """Cut the GPUs into disjoint sets of which every pair has NVLink, the largest first; positions, not indexes.
+
+    Where that would take too long, the sets still hold NVLinked GPUs only, but larger ones might exist.
+    """
+    budget = iter(range(_MAX_STEPS))
     joined = [
         frozenset(j for j in range(len(links)) if j != i and num_nvlinks(links[i][j]))
         for i in range(len(links))
@@ -43,7 +50,7 @@ def nvlink_islands(links: Links) -> tuple[tuple[int, ...], ...]:
     left = frozenset(i for i in range(len(links)) if joined[i])
     islands = []
     while left:
-        island = _largest_clique(joined, left, links)
+        island = _largest_clique(joined, left, links, budget)
         if len(island) < 2:
             break
         islands.append(island)
@@ -52,9 +59,12 @@ def nvlink_islands(links: Links) -> tuple[tuple[int, ...], ...]:
 
 
 def _largest_clique(
-    joined: Sequence[frozenset[int]], left: frozenset[int], links: Links
+    joined: Sequence[frozenset[int]], left: frozenset[int], links: Links, budget: Iterator[int]
 ) -> tuple[int, ...]:
-    """The largest clique; among equals the one with most links, then the lowest numbers."""
+    """The largest clique; among equals the one with most links, then the lowest numbers.
+
+    Each step takes one of the budget; when that is used up, every branch ends at the first clique it finds.
+    """
     found: list[tuple[int, ...]] = []
 
     def grow(clique: tuple[int, ...], candidates: frozenset[int], seen: frozenset[int]) -> None:
@@ -63,17 +73,19 @@ def _largest_clique(
                 found.append(tuple(sorted(clique)))
             return
         pivot = max(candidates | seen, key=lambda i: len(joined[i] & candidates))
-        for node in sorted(candidates - joined[pivot]):
+        is_hurried = next(budget, None) is None
+        for node in sorted(candidates - joined[pivot])[: 1 if is_hurried else None]:
             grow((*clique, node), candidates & joined[node], seen & joined[node])
             candidates, seen = candidates - {node}, seen | {node}
 
     grow((), left, frozenset())
-    if not found:
-        return ()
+    most = max(map(len, found), default=0)
+    largest = [clique for clique in found if len(clique) == most]
     strength = {
-        clique: sum(link_rank(links[a][b]) for a, b in combinations(clique, 2)) for clique in found
+        clique: sum(link_rank(links[a][b]) for a, b in combinations(clique, 2))
+        for clique in largest
     }
-    return min(found, key=lambda clique: (-len(clique), -strength[clique], clique))
+    return min(largest, key=lambda clique: (-strength[clique], clique), default=())
 
 
 @dataclass(frozen=True, slots=True)

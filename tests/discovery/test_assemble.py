@@ -19,6 +19,7 @@ from dynctl.discovery.facts import (
     SystemFacts,
     TopoFacts,
 )
+from dynctl.planner.grouping import nvlink_islands
 
 GPUS = 4
 
@@ -282,3 +283,24 @@ def test_a_host_without_python_says_what_to_do():
 
     assert host.python is None
     assert "no-python" in codes(host)
+
+
+def test_more_gpus_than_a_host_can_have_are_cut_and_it_is_said():
+    cards = tuple(gpu(i, uuid=f"GPU-{i:08x}") for i in range(5000))
+    host = host_of(facts(nvidia_smi_csv=SmiFacts(cards), nvidia_smi_topo=None))
+
+    assert [g.index for g in host.gpus] == list(range(128))
+    assert "facts-cut" in codes(host)
+
+
+def test_a_matrix_made_to_be_hard_ends_soon_and_its_islands_are_islands():
+    """Every GPU but two of its neighbours is joined to it: 3^20 largest sets."""
+    count = 60
+    links = tuple(
+        tuple("X" if a == b else "SYS" if a // 3 == b // 3 else "NV4" for b in range(count))
+        for a in range(count)
+    )
+    islands = nvlink_islands(links)
+
+    assert all(links[a][b] == "NV4" for island in islands for a in island for b in island if a != b)
+    assert len(islands[0]) == 20

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from dynctl.core.command import Completed
 from dynctl.core.machine import GpuHealth
 from dynctl.core.text import clean
+from dynctl.discovery.bounds import MAX_GPUS
 from dynctl.discovery.facts import (
     GpuProcessFacts,
     NvlinkGpu,
@@ -189,6 +190,7 @@ def parse(done: Completed) -> NvmlFacts:
             driver = _as(number, line, said, _Driver)
     if not is_whole and not gpus:
         raise _nothing(done)
+    gpus, lost = gpus[:MAX_GPUS], lost[:MAX_GPUS]
     return NvmlFacts(
         query=QueryFacts(
             None if driver.count is None else driver.count - len(lost),
@@ -299,12 +301,13 @@ def _nvlink(gpu: _Gpu) -> NvlinkGpu:
 def _topo(gpus: Sequence[_Gpu], pairs: Sequence[_Pair]) -> TopoFacts:
     """The matrix as `topo -m` labels it."""
     told = {frozenset(pair.pair): pair for pair in pairs}
+    known = frozenset(bus_key(gpu.bus_id) for gpu in gpus if gpu.bus_id)
 
     def label(a: _Gpu, b: _Gpu) -> str | None:
         if a is b:
             return "X"
         pair = told.get(frozenset((a.gpu, b.gpu)))
-        count = _num_links(a, b, gpus, pair)
+        count = _num_links(a, b, known, pair)
         if count is None or pair is None:
             return None
         return f"NV{count}" if count else _CLASSES.get(pair.ancestor or 0)
@@ -317,12 +320,11 @@ def _topo(gpus: Sequence[_Gpu], pairs: Sequence[_Pair]) -> TopoFacts:
     )
 
 
-def _num_links(a: _Gpu, b: _Gpu, gpus: Sequence[_Gpu], pair: _Pair | None) -> int | None:
+def _num_links(a: _Gpu, b: _Gpu, known: frozenset[str], pair: _Pair | None) -> int | None:
     """How many NVLinks join two GPUs: links from one to the other, or by switches as many as both have.
 
     None where some link ends at what is not known here, as in virtual machines that renumber the bus.
     """
-    known = {bus_key(gpu.bus_id) for gpu in gpus if gpu.bus_id}
     active = [[link for link in gpu.links if link.is_active] for gpu in (a, b)]
     ends = [(link.far_kind, bus_key(link.far_bus_id or "")) for links in active for link in links]
     if any(kind != _TO_SWITCH and (kind != _TO_GPU or far not in known) for kind, far in ends):

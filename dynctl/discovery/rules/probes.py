@@ -1,5 +1,6 @@
 """Probes that failed, and captures that are not whole. Pure."""
 
+from dynctl.discovery.bounds import MAX_GPUS, MAX_ITEMS
 from dynctl.discovery.facts import NvmlFacts, QueryFacts, RdmaFacts
 from dynctl.discovery.merge import QUERIES, differences
 from dynctl.discovery.nics import TOOLS
@@ -50,6 +51,17 @@ def cut(case: Case) -> Found:
         yield "capture-cut", note
 
 
+def bounded(case: Case) -> Found:
+    """More of something than a host can have."""
+    if len(case.host.gpus) >= MAX_GPUS:
+        yield "facts-cut", f"{MAX_GPUS} GPUs or more: only the first {MAX_GPUS} are kept"
+    if len(case.host.nics) >= MAX_ITEMS:
+        yield (
+            "facts-cut",
+            f"{MAX_ITEMS} network devices or more: only the first {MAX_ITEMS} are kept",
+        )
+
+
 def differing(case: Case) -> Found:
     """NVML against what nvidia-smi printed."""
     odd = list(differences(case.found))
@@ -65,4 +77,4 @@ def differing(case: Case) -> Found:
         )
 
 
-RULES: tuple[Rule, ...] = (failed, cut, differing)
+RULES: tuple[Rule, ...] = (failed, cut, bounded, differing)
