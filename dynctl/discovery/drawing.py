@@ -27,8 +27,8 @@ def drawings(
 
 
 def drawing(host: Host, *, is_coloured: bool = False) -> list[str]:
-    """Draw one host; nothing for a host with fewer than two GPUs."""
-    if len(host.gpus) < 2:
+    """Draw one host; nothing for a host without GPUs."""
+    if not host.gpus:
         return []
     cell = 1 + max(
         len(f"GPU{host.gpus[-1].index}"), *(len(c or "?") for row in host.gpu_links for c in row)
