@@ -189,6 +189,7 @@ async def measure(options, folder):
         "short": (one_short, 2000),
         "stream, 64 reads": (one_stream, 100),
         "stream, 9 reads": (lambda: one_stream(7), 300),
+        "stream, 2 reads": (lambda: one_stream(31), 500),
     }
     for name, (call, number) in cases.items():
         if options.only and options.only not in name:

@@ -120,9 +120,10 @@ class Desk:
             if name not in self.config.served_names:
                 raise KeyError(name)
             return None
-        if all(worker.info.model != name for worker in self.workers.all()):
-            raise KeyError(name)
-        return name
+        for worker in self.workers.all():
+            if worker.info.model == name:
+                return name
+        raise KeyError(name)
 
     def models(self) -> dict[str, int]:
         """Names clients may ask for, to the longest context all their engines take (0: not known)."""
@@ -257,6 +258,11 @@ class Desk:
             (part,): float(tokens) for part, tokens in self.hits.tokens.items()
         }
         yield from gauge("hit_tokens", "Prompt tokens by what became of them.", parts, ("part",))
+        probes: dict[tuple[str, ...], float] = {
+            ("asked",): float(self.hits.probe_tokens),
+            ("cached",): float(self.hits.probe_cached_tokens),
+        }
+        yield from gauge("probe_tokens", "Tokens of own questions asked again.", probes, ("what",))
         found: dict[tuple[str, ...], float] = {
             (f.engine, f.cause): 1.0 for f in self.probes.findings()
         }

@@ -25,7 +25,7 @@ from dynctl.router.flight import Flight
 from dynctl.router.merging import Shown, add_answers
 from dynctl.router.port_owner import port_owner
 from dynctl.router.processes import Place, Siblings, listen_together
-from dynctl.router.short_flight import ShortFlight, short_length
+from dynctl.router.short_flight import begin_short
 
 _SHOWN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _GENERATE = frozenset((COMPLETIONS, CHAT))
@@ -161,12 +161,8 @@ class Entrance:
             return
         request_id = self._new_id()
         shown_id = _shown_id(request, request_id)
-        length = short_length(desk, exchange, wanted)
-        if length >= 0:
-            short = ShortFlight(desk, exchange, wanted, model, request_id, shown_id, length)
-            if short.begin():
-                return
-        Flight(desk, exchange, wanted, model, request_id, shown_id).begin()
+        if not begin_short(desk, exchange, wanted, model, request_id, shown_id):
+            Flight(desk, exchange, wanted, model, request_id, shown_id).begin()
 
     def _models(self) -> bytes:
         data = []

@@ -1,12 +1,15 @@
-"""The short way of a short request: placed by load between two engines, one question, one whole answer.
+"""The short way of a short request: placed by load between two engines, and sent at once.
 
-Most requests of this kind end well, and for them a flight's state machine costs more than the rest. Whatever is out of
-the ordinary (no room, an error, a deadline, a client that leaves) goes on in a `Flight` from the point reached, so that
-every promise is kept in one place. Not here: streams, pools, prompts worth matching. IO: upstream connections.
+A stream is then followed by a `Flight`, as any other. Of whole answers most end well, and for them a flight's state machine
+costs more than the rest: they have a `ShortFlight`, and whatever is out of the ordinary (an error, a deadline, a client
+that leaves) goes on in a `Flight` from the point reached, so that every promise is kept in one place.
+Not here: pools, prompts worth matching. IO: upstream connections.
 """
 
 import time
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from dynctl.http1.call import Call, UpstreamError
 from dynctl.http1.message import Header
@@ -32,20 +35,103 @@ _DECODE = frozenset(("decode",))
 _AGGREGATED = frozenset(("aggregated",))
 
 
-def short_length(desk: "Desk", exchange: Exchange, request: ApiRequest) -> int:
-    """The prompt's characters where the rule for short requests holds and nothing asks for more than the short way gives; else -1."""
-    limit = desk.settings.short_request_chars
-    if request.is_stream or request.num_sequences != 1 or request.prompt_ids is not None:
-        return -1
-    number = num_chars(request)
-    is_short = (
-        number < limit
-        and desk.placement.policy.uses_index
-        and desk.placement.shadow is None
-        and not len(desk.line)
-        and exchange.request.header(b"x-dynctl-explain") is None
+def begin_short(
+    desk: "Desk",
+    exchange: Exchange,
+    request: ApiRequest,
+    model: str | None,
+    request_id: str,
+    shown_id: bytes,
+) -> bool:
+    """Place and send a request that is short and asks for nothing more; False when that cannot be done at once, and nothing was.
+
+    Arguments as of a `Flight`.
+    """
+    if (
+        request.num_sequences != 1
+        or request.prompt_ids is not None
+        or not desk.placement.policy.uses_index
+        or desk.placement.shadow is not None
+        or len(desk.line)
+        or exchange.request.header(b"x-dynctl-explain") is not None
+        or (number := num_chars(request)) >= desk.settings.short_request_chars
+    ):
+        return False
+    started_s, now_s = time.perf_counter(), desk.loop.time()
+    if desk.books is not None:
+        desk.books.exchange(now_s)
+    key = route_key(exchange.request, request)
+    need = _need(desk, key, request, number, now_s)
+    found = _choose(desk, model, now_s)
+    if found is None:
+        return False
+    worker, loads, luck, position = found
+    overlaps, shown = [0] * len(loads), shown_id.decode()
+    decision = Decision(
+        *(request_id, "whole", False, need, loads, overlaps, luck, position, PLAIN, shown, key)
     )
-    return number if is_short else -1
+    desk.workers.num_sent += 1
+    booking = worker.book(
+        need.prompt_tokens, need.prompt_tokens, need.output_tokens, now_s, need.recent_unit
+    )
+    metrics = desk.metrics
+    metrics.tokenized.add("short")
+    metrics.queue.observe(0.0)
+    metrics.decision.observe(time.perf_counter() - started_s)
+    route = desk.fleet.routes[worker.id]
+    body = request.main_body(worker.info.model, None)
+    if request.is_stream:
+        flight = Flight(desk, exchange, request, model, request_id, shown_id)
+        sink = LegSink(flight, Leg.MAIN, is_relayed=route.is_relayed)
+        call = route.send(request.endpoint, request_id, body, sink)
+        placed = Placed(booking, None, 0, decisions=[decision])
+        flight.adopt(Prompt.guessed(desk.hashers, number), placed, call, now_s)
+    else:
+        short = ShortFlight(
+            *(desk, exchange, request, model, request_id, shown_id),
+            *(booking, decision, now_s, route.is_relayed),
+        )
+        short.call = route.send(request.endpoint, request_id, body, short)
+        exchange.on_gone = short.gone
+        desk.enter(short)
+    return True
+
+
+def _need(desk: "Desk", key: str, request: ApiRequest, number_chars: int, now_s: float) -> Need:
+    table = desk.workers
+    return Need(
+        max(1, number_chars // CHARS_PER_TOKEN),
+        table.lengths.expected(key, request.max_tokens),
+        0,
+        now_s,
+        table.recent_unit(now_s),
+        table.tally.prefill.slope,
+    )
+
+
+def _choose(
+    desk: "Desk", model: str | None, now_s: float
+) -> tuple[Worker, list[Load], float, int] | None:
+    """The less loaded of two engines drawn at random; and what it was chosen by."""
+    table, draw = desk.workers, desk.rng.random
+    if table.view(_DECODE, model, now_s).workers:
+        return None
+    workers = table.view(_AGGREGATED, model, now_s).workers
+    if table.may_limit(now_s):
+        workers = table.with_room(workers, now_s)
+    number = len(workers)
+    if number > 2:
+        first, second = divmod(int(draw() * number * (number - 1)), number - 1)
+        workers = (workers[first], workers[second + (second >= first)])
+    elif not number:
+        return None
+    loads = [worker.cached_load or worker.load() for worker in workers]
+    luck = draw()
+    position = _less_loaded(loads, luck) if len(loads) == 2 else 0
+    worker = workers[position]
+    if table.get(worker.id) is not worker or worker.id not in desk.fleet.routes:
+        return None
+    return worker, loads, luck, position
 
 
 def _less_loaded(loads: list[Load], luck: float) -> int:
@@ -57,128 +143,24 @@ def _less_loaded(loads: list[Load], luck: float) -> int:
     return int(difference > 0) if difference else int(luck * 2)
 
 
-class ShortFlight:
-    """A short request from its acceptance to its end; it receives its own answer."""
+class ShortFlight(msgspec.Struct, eq=False):
+    """A short request, placed and sent, until its end; it receives its own answer, which is not streamed."""
 
-    __slots__ = (
-        "_arrived_s",
-        "_booking",
-        "_call",
-        "_decision",
-        "_desk",
-        "_exchange",
-        "_headers",
-        "_is_relayed",
-        "_num_bytes",
-        "_parts",
-        "_prompt_tokens",
-        "_sent_s",
-        "_shown_id",
-        "_status",
-        "model",
-        "request",
-        "request_id",
-    )
-
-    def __init__(
-        self,
-        desk: "Desk",
-        exchange: Exchange,
-        request: ApiRequest,
-        model: str | None,
-        request_id: str,
-        shown_id: bytes,
-        number_chars: int,
-    ) -> None:
-        """As of a `Flight`; `number_chars` is the prompt's length."""
-        self.request = request
-        self.model = model
-        self.request_id = request_id
-        self._desk = desk
-        self._exchange = exchange
-        self._shown_id = shown_id
-        self._arrived_s = self._sent_s = desk.loop.time()
-        self._booking: Booking
-        self._decision: Decision
-        self._call: Call
-        self._is_relayed = False
-        self._prompt_tokens = max(1, number_chars // CHARS_PER_TOKEN)
-        self._status = 0
-        self._headers: list[Header] = []
-        self._parts: list[bytes] = []
-        self._num_bytes = 0
-
-    def begin(self) -> bool:
-        """Place and send; False when that cannot be done at once, and nothing was."""
-        desk, now_s = self._desk, self._arrived_s
-        if desk.books is not None:
-            desk.books.exchange(now_s)
-        started_s = time.perf_counter()
-        worker = self._choose(now_s)
-        if worker is None:
-            return False
-        route = desk.fleet.routes[worker.id]
-        decision = self._decision
-        need = decision.need
-        desk.workers.num_sent += 1
-        self._booking = worker.book(
-            need.prompt_tokens, need.prompt_tokens, need.output_tokens, now_s, need.recent_unit
-        )
-        metrics = desk.metrics
-        metrics.tokenized.add("short")
-        metrics.queue.observe(0.0)
-        metrics.decision.observe(time.perf_counter() - started_s)
-        self._is_relayed = route.is_relayed
-        body = self.request.main_body(worker.info.model, None)
-        self._call = route.send(self.request.endpoint, self.request_id, body, self)
-        self._exchange.on_gone = self._gone
-        desk.enter(self)
-        return True
-
-    def _choose(self, now_s: float) -> Worker | None:
-        """The less loaded of two engines drawn at random; the decision is kept."""
-        desk = self._desk
-        table, model, draw = desk.workers, self.model, desk.rng.random
-        if table.view(_DECODE, model, now_s).workers:
-            return None
-        workers = table.view(_AGGREGATED, model, now_s).workers
-        if table.may_limit(now_s):
-            workers = table.with_room(workers, now_s)
-        number = len(workers)
-        if number > 2:
-            first, second = divmod(int(draw() * number * (number - 1)), number - 1)
-            workers = (workers[first], workers[second + (second >= first)])
-        elif not number:
-            return None
-        key = route_key(self._exchange.request, self.request)
-        need = Need(
-            self._prompt_tokens,
-            table.lengths.expected(key, self.request.max_tokens),
-            0,
-            now_s,
-            table.recent_unit(now_s),
-            table.tally.prefill.slope,
-        )
-        loads = [worker.cached_load or worker.load() for worker in workers]
-        overlaps, luck = [0] * len(loads), draw()
-        position = _less_loaded(loads, luck) if len(loads) == 2 else 0
-        worker = workers[position]
-        if desk.workers.get(worker.id) is not worker or worker.id not in desk.fleet.routes:
-            return None
-        self._decision = Decision(
-            self.request_id,
-            "whole",
-            False,
-            need,
-            loads,
-            overlaps,
-            luck,
-            position,
-            PLAIN,
-            self._shown_id.decode(),
-            key,
-        )
-        return worker
+    _desk: "Desk"
+    _exchange: Exchange
+    request: ApiRequest
+    model: str | None
+    request_id: str
+    _shown_id: bytes
+    _booking: Booking
+    _decision: Decision
+    _sent_s: float
+    _is_relayed: bool
+    call: Call | None = None
+    _status: int = 0
+    _headers: list[Header] = []
+    _parts: list[bytes] = []
+    _num_bytes: int = 0
 
     # The engine tells…
 
@@ -211,11 +193,10 @@ class ShortFlight:
 
     def _finish(self, body: bytes, answer: Answer) -> None:
         desk, decision, usage = self._desk, self._decision, answer.usage
-        worker = self._booking.worker
-        worker.succeeded(desk.loop.time())
+        self._booking.worker.succeeded(desk.loop.time())
         self._booking.release()
         self._exchange.respond(200, body, lines=b"x-request-id: %b\r\n" % self._shown_id)
-        metrics, prompt_tokens = desk.metrics, self._prompt_tokens
+        metrics, prompt_tokens = desk.metrics, decision.need.prompt_tokens
         if usage is not None:
             prompt_tokens = usage.prompt_tokens or prompt_tokens
             metrics.output_tokens.add(by=usage.output_tokens)
@@ -240,15 +221,16 @@ class ShortFlight:
         """End at once: the router stops."""
         self._promoted().cut()
 
-    def _gone(self) -> None:
+    def gone(self) -> None:
+        """The client has left."""
         self._promoted().gone()
 
     def _go_on(self) -> LegSink:
         """Let a flight receive the answer; it is told what has come so far."""
         flight = self._promoted()
         sink = LegSink(flight, Leg.MAIN, is_relayed=self._is_relayed)
-        if not self._call.is_over:
-            self._call.sink = sink
+        if self.call is not None and not self.call.is_over:
+            self.call.sink = sink
         if self._status:
             sink.on_head(self._status, self._headers)
         for part in self._parts:
@@ -264,5 +246,6 @@ class ShortFlight:
         )
         prompt = Prompt.guessed(desk.hashers, num_chars(self.request))
         placed = Placed(self._booking, None, 0, decisions=[self._decision])
-        flight.adopt(prompt, placed, self._call, self._sent_s)
+        assert self.call is not None, "it is made by `begin_short`, which sends"
+        flight.adopt(prompt, placed, self.call, self._sent_s)
         return flight

@@ -96,7 +96,7 @@ def test_a_further_turn_costs_that_turn_alone(run):
         for turn in range(6):
             said = " ".join(draw.choice(("sea", "wind", "ship")) for _ in range(100)) + f" {turn}"
             messages.append({"role": "user", "content": said})
-            request = ApiRequest(CHAT, {"model": "m", "messages": messages}, 1)
+            request = ApiRequest.of(CHAT, {"model": "m", "messages": messages})
             encoded.clear()
             future = asyncio.get_running_loop().create_future()
             tokens.submit(request, future.set_result)
@@ -147,7 +147,7 @@ def test_counting_changes_nothing_for_sound_templates():
 def test_text_stands_for_tokens_where_there_is_no_tokenizer():
     def ids(**body):
         endpoint = CHAT if "messages" in body else COMPLETIONS
-        return pseudo_ids(ApiRequest(endpoint, {"model": "m", **body}, 1))
+        return pseudo_ids(ApiRequest.of(endpoint, {"model": "m", **body}))
 
     first = [{"role": "user", "content": "tell me " * 20}]
     more = [*first, {"role": "assistant", "content": "no"}]

@@ -29,7 +29,10 @@ _REFUSED = (
 _REPLACED = ("request_id", "priority", "cache_salt")
 """Owned by the router; dropped, not refused, since client libraries may send them in good faith."""
 
-_REFUSED_NAMES, _REPLACED_NAMES = frozenset(_REFUSED), frozenset(_REPLACED)
+_OWNED = frozenset((*_REFUSED, *_REPLACED, "chat_template_kwargs"))
+"""What most requests do not have, looked for in one step."""
+
+_USAGE_ASKED = b',"stream_options":{"include_usage":true}}'
 
 _SPACED_KEY = re.compile(rb'"[ \t\r\n]+:')
 
@@ -41,7 +44,7 @@ _BOOL_OR_NONE = (bool, type(None))
 _SELDOM = frozenset(
     ("stream_options", "max_completion_tokens", "stop", "n", "best_of", "use_beam_search")
 )
-"""What most requests do not have, looked for in one step."""
+"""Likewise, of what is checked."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -55,32 +58,44 @@ class RefusedError(Exception):
         self.failure = failure
 
 
-class ApiRequest:
+class ApiRequest(msgspec.Struct, eq=False):
     """One checked generation request."""
 
-    __slots__ = (
-        "body",
-        "endpoint",
-        "has_usage_asked",
-        "is_stream",
-        "max_tokens",
-        "model",
-        "num_sequences",
-    )
+    endpoint: str
+    body: dict[str, Any]
+    encoded: bytes
+    """The body, encoded anew."""
+    model: str
+    is_stream: bool
+    num_sequences: int
+    """Prompts times samples; only single sequences go through a hand-off."""
+    has_usage_asked: bool
+    max_tokens: int | None
 
-    def __init__(self, endpoint: str, body: dict[str, Any], num_sequences: int) -> None:
-        self.endpoint = endpoint
-        self.body = body
-        self.model: str = body["model"]
-        self.is_stream: bool = body.get("stream") or False
-        self.num_sequences = num_sequences
-        """Prompts times samples; only single sequences go through a hand-off."""
-        options = body.get("stream_options") or {}
-        self.has_usage_asked = bool(options.get("include_usage"))
+    @classmethod
+    def of(
+        cls,
+        endpoint: str,
+        body: dict[str, Any],
+        num_sequences: int = 1,
+        encoded: bytes | None = None,
+    ) -> "ApiRequest":
+        """Read the fields routing needs from a checked body; `encoded` is the same as JSON."""
+        options = body.get("stream_options")
         limit = body.get("max_completion_tokens") if endpoint == CHAT else None
         limit = body.get("max_tokens") if limit is None else limit
-        # Source: OpenAI's completions default of 16; chat runs to the model's limit.
-        self.max_tokens: int | None = 16 if limit is None and endpoint == COMPLETIONS else limit
+        if limit is None and endpoint == COMPLETIONS:
+            limit = 16  # Source: OpenAI's default for completions; chat runs to the model's limit.
+        return cls(
+            endpoint,
+            body,
+            _encode(body) if encoded is None else encoded,
+            body["model"],
+            body.get("stream") or False,
+            num_sequences,
+            bool(options and options.get("include_usage")),
+            limit,
+        )
 
     @property
     def prompt_ids(self) -> list[int] | None:
@@ -105,6 +120,11 @@ class ApiRequest:
 
     def main_body(self, model: str, transfer: dict[str, Any] | None) -> bytes:
         """Encode what the engine that generates gets; `transfer` is the prefill engine's answer, verbatim."""
+        if transfer is None and model == self.model:
+            if not self.is_stream:
+                return self.encoded
+            if "stream_options" not in self.body:
+                return self.encoded[:-1] + _USAGE_ASKED
         body = self.body | {"model": model}
         if self.is_stream:
             body["stream_options"] = (body.get("stream_options") or {}) | {"include_usage": True}
@@ -134,51 +154,60 @@ def parse_request(endpoint: str, content: bytes, settings: Settings) -> ApiReque
     Raises:
         RefusedError: with the answer for the client, when it is no request that could be served.
     """
-    body = _read_json(content, settings.max_json_depth)
-    if not _REFUSED_NAMES.isdisjoint(body):
-        name = next(name for name in _REFUSED if name in body)
-        raise _refused(f"{name} is not a field for clients", name, "field_not_allowed")
-    template_args = body.get("chat_template_kwargs")
-    if isinstance(template_args, dict) and "chat_template" in template_args:
-        raise _refused(
-            "chat_template is not a field for clients", "chat_template_kwargs", "field_not_allowed"
-        )
-    if not _REPLACED_NAMES.isdisjoint(body):
-        for name in _REPLACED:
-            body.pop(name, None)
+    body, encoded = _read_json(content, settings.max_json_depth)
+    if not _OWNED.isdisjoint(body):
+        _refuse_or_drop(body)
+        encoded = _encode(body)
     samples = _check_common(body, settings)
     prompts = _check_chat(body) if endpoint == CHAT else _check_completion(body, settings)
-    return ApiRequest(endpoint, body, prompts * samples)
+    return ApiRequest.of(endpoint, body, prompts * samples, encoded)
 
 
-def _read_json(content: bytes, max_depth: int) -> dict[str, Any]:
+def _read_json(content: bytes, max_depth: int) -> tuple[dict[str, Any], bytes]:
+    """The object, and the same encoded anew."""
     try:
         body = _decode(content)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        encoded = _encode(body)
+    except (msgspec.MsgspecError, UnicodeError, OverflowError) as error:
         raise _refused(f"the body is no valid JSON: {error}", code="invalid_json") from error
     except RecursionError as error:
         raise _refused("the body is nested too deeply", code="invalid_json") from error
     if not isinstance(body, dict):
         raise _refused("the body is no JSON object", code="invalid_json")
-    num_keys = _count_keys(body, max_depth)
-    if _num_written_keys(content, num_keys) != num_keys:
-        raise _refused("the body has a key twice in one object", code="invalid_json")
-    return body
+    _check_keys(content, encoded, body, max_depth)
+    return body, encoded
 
 
-def _num_written_keys(content: bytes, num_read: int) -> int:
-    """Count the keys in a sound JSON text.
+def _refuse_or_drop(body: dict[str, Any]) -> None:
+    for name in _REFUSED:
+        if name in body:
+            raise _refused(f"{name} is not a field for clients", name, "field_not_allowed")
+    template_args = body.get("chat_template_kwargs")
+    if isinstance(template_args, dict) and "chat_template" in template_args:
+        raise _refused(
+            "chat_template is not a field for clients", "chat_template_kwargs", "field_not_allowed"
+        )
+    for name in _REPLACED:
+        body.pop(name, None)
 
-    Where no quote is escaped and no key is apart from its colon, quotes before a colon are at least as many as keys:
-    as many as were read means that there are no others.
+
+def _check_keys(content: bytes, encoded: bytes, body: dict[str, Any], max_depth: int) -> None:
+    """Refuse a key that is there twice in one object, and objects nested too deeply.
+
+    Where no string holds a quote and no space comes before a colon, every key ends in the same two bytes: as many as in
+    the body encoded anew means that none was lost.
     """
     if (
-        content.count(b'":') == num_read
+        content.count(b"{") + content.count(b"[") <= max_depth
         and b'\\"' not in content
+        and b"\\u0022" not in content
+        and content.count(b'":') == encoded.count(b'":')
         and _SPACED_KEY.search(content) is None
     ):
-        return num_read
-    return _STRING.findall(content).count(b":")
+        return
+    num_keys = _count_keys(body, max_depth)
+    if _STRING.findall(content).count(b":") != num_keys:
+        raise _refused("the body has a key twice in one object", code="invalid_json")
 
 
 def _count_keys(value: dict[str, Any] | list[Any], depth_left: int) -> int:

@@ -15,6 +15,12 @@ _FAILED_REASONS = frozenset(("error", "abort"))
 """Finish reasons that mean the engine gave up; vLLM says abort when it is shut down under a request."""
 
 
+_NULL_USAGE = b',"usage":null'
+_NO_MARKS = bytes(byte for byte in range(256) if byte not in b'"\\\r\n')
+_NUM_TELLING = 12
+"""Bytes of a key: longer needles are found faster than two quotes."""
+
+
 class _Details(msgspec.Struct):
     cached_tokens: int | None = None
 
@@ -80,31 +86,28 @@ _decode_raw_usage = msgspec.json.Decoder(_RawUsage).decode
 class _Plain:
     """What events look like that differ from one already parsed in the text of one string alone.
 
-    Between two such events stands `joint`. A read that begins with `prefix`, ends with `suffix` and has the quotes
-    and line ends its number of joints accounts for holds whole events of this shape and nothing else, whatever is in
-    their strings: neither another key nor an event border fits in without one more quote or line end.
+    Between two such events stands `joint`. A read that begins with `prefix`, ends with `suffix` and has, besides what
+    stands in strings, just the marks its number of joints accounts for holds whole events of this shape and nothing
+    else: neither another key nor an event border fits in without one more quote or line end.
     """
 
-    __slots__ = ("joint", "num_quotes", "prefix", "suffix")
+    __slots__ = ("_empty", "_joint", "_marks", "has_null_usage", "prefix", "suffix")
 
     def __init__(self, prefix: bytes, suffix: bytes) -> None:
         self.prefix = prefix
         self.suffix = suffix
-        self.joint = suffix + prefix
-        self.num_quotes = self.joint.count(b'"')
+        self.has_null_usage = _NULL_USAGE in prefix or _NULL_USAGE in suffix
+        self._joint = suffix + prefix
+        self._marks = (prefix + suffix).translate(None, _NO_MARKS)
+        self._empty = prefix[-_NUM_TELLING:] + b'"'
+        """How an event without text would look."""
 
     def count(self, data: bytes) -> int:
         """How many events `data` is, all of this shape and none without text; 0 when it is anything else."""
         if not data.startswith(self.prefix) or not data.endswith(self.suffix):
             return 0
-        number = data.count(self.joint) + 1
-        if (
-            data.count(b'"') != number * self.num_quotes
-            or data.count(b"\n") != 2 * number
-            or b"\\" in data
-            or b'""' in data
-            or b"\r" in data
-        ):
+        number = data.count(self._joint) + 1
+        if data.translate(None, _NO_MARKS) != self._marks * number or self._empty in data:
             return 0
         return number
 
@@ -140,14 +143,27 @@ class StreamFollower:
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes, return the complete events to forward; nothing more after an end or a fault."""
+        if self._plain is not None:
+            return self._feed_plain(data)
+        out = b""
+        for _ in range(_MAX_LEARNED):
+            # Event by event, until one teaches the shape of those behind it.
+            end = data.find(b"\n\n") + 2
+            if end < 2 or end == len(data) or self._plain is not None:
+                break
+            out += self._feed(data[:end])
+            data = data[end:]
+        return out + self._feed_plain(data)
+
+    def _feed_plain(self, data: bytes) -> bytes:
+        """Take bytes that are probably events of the known shape: those are counted, not parsed again."""
         plain = self._plain
-        if plain is None or self._splitter.has_rest or self.is_done or self.broken:
+        if plain is None or self._splitter.has_rest or self._is_over():
             return self._feed(data)
-        # The usual read: events of a shape already parsed once. They are not parsed again.
         number = plain.count(data)
         if number:
             self.num_token_events += number
-            return self._without_null(data)
+            return self._without_null(data) if plain.has_null_usage else data
         end = data.rfind(plain.suffix) + len(plain.suffix)
         number = plain.count(data[:end]) if len(plain.suffix) < end < len(data) else 0
         if not number:
@@ -234,7 +250,6 @@ class StreamFollower:
         return b""
 
 
-_NULL_USAGE = b',"usage":null'
 _MAX_LEARNED = 8
 """A stream whose events change their shape all the time (several choices, token ids) is parsed event by event."""
 
