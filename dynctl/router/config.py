@@ -123,6 +123,8 @@ class Settings:
     max_json_depth: int = 64
     drain_s: float = 120.0
     """After SIGTERM running requests may take this long."""
+    probe_s: float = 60.0
+    """How often each engine is asked a question of the router's own twice, to see that its cache works; 0: never."""
     engine_poll_s: float = 2.0
     """How often an engine without a relay is asked for its health."""
 

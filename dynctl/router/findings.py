@@ -139,6 +139,8 @@ def _identity(e: Evidence) -> tuple[str, str, str] | None:
             "its blocks carry a cache salt or a LoRA that the router does not ask with",
             "salted requests only hit under their own salt",
         )
+    if e.num_found:
+        return None
     return (
         "seed",
         "its blocks never have the names of the prompts it was sent",

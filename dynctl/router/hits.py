@@ -1,6 +1,7 @@
 """How much of the prompts was cached, beside how much could have been, and where the rest went.
 
-Three answers side by side: what the index predicted, what engines report, and bounds from the same traffic. Whole blocks
+Side by side: what the index predicted, what engines report, what engines find of the router's own questions when asked
+a second time (`prober`: 1 wherever caches work at all), and bounds from the same traffic. Whole blocks
 that leave one token to compute count; each block of a prompt is
 
     hit        taken from the cache of the engine that did the prefill
@@ -51,6 +52,17 @@ class HitBook:
         self.tokens = dict.fromkeys(("hit", "routing", "eviction", "cold"), 0)
         self.predicted_tokens = 0
         self.reported_tokens = 0
+        self.num_probes = 0
+        self.probe_tokens = 0
+        """Of second questions, in whole blocks …"""
+        self.probe_cached_tokens = 0
+        """… and of those, cached as engines say."""
+
+    def probed(self, tokens: int, cached_tokens: int | None) -> None:
+        """Take a question asked twice: how many tokens had to be cached the second time, and how many were."""
+        self.num_probes += 1
+        self.probe_tokens += tokens
+        self.probe_cached_tokens += min(cached_tokens or 0, tokens)
 
     def completed(self, outlook: Outlook, prompt_tokens: int, reported: int | None) -> None:
         """Take a request's end; `reported` is None where the engine does not say, then the prediction stands."""
@@ -93,6 +105,12 @@ class HitBook:
             "prompt_tokens": total,
             "predicted_ratio": ratio(self.predicted_tokens),
             "reported_ratio": ratio(self.reported_tokens) if self.num_reported else None,
+            "probes": self.num_probes,
+            "probe_ratio": (
+                round(self.probe_cached_tokens / self.probe_tokens, 6)
+                if self.probe_tokens
+                else None
+            ),
             "bound_present_ratio": ratio(present),
             "bound_unlimited_ratio": ratio(present + tokens["eviction"]),
             "lost_routing_ratio": ratio(tokens["routing"]),

@@ -16,6 +16,7 @@ from dynctl.http1.server import raise_file_limit
 from dynctl.kv.reader import ReplaySlots
 from dynctl.router.config import RouterConfig
 from dynctl.router.desk import Desk
+from dynctl.router.prober import Prober
 from dynctl.router.processes import Place, Processes
 from dynctl.router.server import Entrance, bind_error
 from dynctl.router.shared_books import SharedBooks
@@ -146,6 +147,8 @@ class Router:
         context = relay_context(config.tls) if config.relays and config.tls else None
         slots = ReplaySlots()
         async with asyncio.TaskGroup() as group:
+            if self._place is None or self._place.process == 0:
+                group.create_task(Prober(desk).run(), name="probes")
             for relay in config.relays:
                 assert context is not None
                 source = RelaySource(

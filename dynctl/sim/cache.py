@@ -53,11 +53,13 @@ class FullBlock:
 class PagedCache:
     """Blocks of `block_size` tokens. `events` collects what happened, in order, until taken."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, is_caching: bool = True) -> None:
+        """Without caching no block is ever found again, and no event is made."""
         if num_blocks < 2 or block_size < 1:
             raise ValueError(f"a cache of {num_blocks} blocks of {block_size} tokens")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self._is_caching = is_caching
         self._blocks = [_Block() for _ in range(num_blocks)]
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self._by_hash: dict[int, int] = {}
@@ -122,6 +124,8 @@ class PagedCache:
         self, full: Sequence[FullBlock], parent: int | None, lora_name: str | None = None
     ) -> None:
         """Let full blocks of one sequence be found; consecutive new ones make one event."""
+        if not self._is_caching:
+            return
         run: list[FullBlock] = []
         run_parent = parent
         for block in full:

@@ -64,7 +64,11 @@ class SimEngine:
         self.aborts: deque[dict[str, Any]] = deque(maxlen=_MAX_ABORTS)
         """Requests whose client left: id, phase, tokens said, time."""
         self.scheduler = Scheduler(
-            PagedCache(options.num_cache_blocks, options.block_size),
+            PagedCache(
+                options.num_cache_blocks,
+                options.block_size,
+                is_caching=options.prefix_caching > 0,
+            ),
             self.chain,
             StepCosts(
                 options.prefill_us_per_token,

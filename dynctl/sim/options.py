@@ -21,6 +21,7 @@ HELP = {
     "seed": "Of the hash chain that stands for the model; engines of one deployment share it.",
     "eos_every": "Say end-of-sequence about once in so many tokens; 0: never.",
     "block_size": "Tokens per KV block.",
+    "prefix_caching": "0: blocks are never found again, as with vLLM's --no-enable-prefix-caching.",
     "num_blocks": f"KV blocks, of which one is never used; 0: {DEFAULT_BLOCKS}, or more where the longest request needs them.",
     "max_model_len": "Longest prompt and answer together, in tokens.",
     "max_num_seqs": "Requests that run at once.",
@@ -59,6 +60,7 @@ class SimOptions:
     seed: int = 0
     eos_every: int = 0
     block_size: int = 16
+    prefix_caching: int = 1
     num_blocks: int = 0
     max_model_len: int = 8192
     max_num_seqs: int = 64
@@ -124,6 +126,7 @@ class SimOptions:
             ),
             0: (
                 "num_blocks",
+                "prefix_caching",
                 "eos_every",
                 "prefill_us_per_token",
                 "prefill_base_ms",

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dynctl.deploy.tls import ensure_authority, ensure_leaf
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 
@@ -35,3 +37,16 @@ def short_dir():
     """A folder whose paths fit a Unix socket address."""
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="rt") as path:
         yield Path(path)
+
+
+@pytest.fixture(scope="session")
+def tls(tmp_path_factory):
+    """Certificates of a relay and a router from one cluster authority."""
+    folder = tmp_path_factory.mktemp("cluster")
+    authority = ensure_authority(folder / "ca")
+    (folder / "ca.crt").write_bytes(authority.cert)
+    for name, common_name in (("host", "relay:host-a"), ("router", "router:r0")):
+        pair = ensure_leaf(folder / "ca", authority, common_name, "host-a", None)
+        (folder / f"{name}.crt").write_bytes(pair.cert)
+        (folder / f"{name}.key").write_bytes(pair.key)
+    return folder

@@ -77,7 +77,7 @@ async def routed(*engines, settings=None, wait=True, **options):
         listen="127.0.0.1:0",
         engines=targets,
         settings=make_settings(
-            {"engine_poll_s": 0.05, "conditional_prefill": 0} | (settings or {})
+            {"engine_poll_s": 0.05, "conditional_prefill": 0, "probe_s": 0} | (settings or {})
         ),
         **options,
     )

@@ -24,8 +24,10 @@ FAST = {
 class Sim:
     """One simulated engine in this process."""
 
-    def __init__(self, name, directory, role="aggregated", **options):
+    def __init__(self, name, directory, role="aggregated", *, own_text=None, **options):
         self.name = name
+        self.own_text = own_text
+        """Its tokenizer, where it isn't the one of the others."""
         self.role = role
         side = "127.0.0.1:0" if role != "aggregated" else None
         events_at = f"ipc://{directory}/{name}.kv"
@@ -61,13 +63,15 @@ async def routed_sims(
 ):
     text = TextModel(MODEL_DIR)
     for sim in sims:
-        await sim.start(text)
+        await sim.start(sim.own_text or text)
     config = RouterConfig(
         listen="127.0.0.1:0",
         policy=policy,
         tokenizer=tokenizer,
         engines=tuple(sim.target for sim in sims),
-        settings=make_settings({"engine_poll_s": 0.1, "conditional_prefill": 0} | (settings or {})),
+        settings=make_settings(
+            {"engine_poll_s": 0.1, "conditional_prefill": 0, "probe_s": 0} | (settings or {})
+        ),
     )
     async with Router(config) as router:
         client = Client(router.port)

@@ -176,7 +176,7 @@ class Api:
             "block_size": str(options.block_size),
             "num_gpu_blocks": str(options.num_cache_blocks),
             "kv_cache_size_tokens": str(options.num_cache_blocks * options.block_size),
-            "enable_prefix_caching": "True",
+            "enable_prefix_caching": str(options.prefix_caching > 0),
             "prefix_caching_hash_algo": "xxh3",
             "cache_dtype": "auto",
         }
