@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dynctl.checks.evidence import Evidence
-from dynctl.checks.shell import where
+from dynctl.checks.shell import root_line, where
 from dynctl.core.hardware import Host
 from dynctl.core.machine import Limits, LimitsOf
 
@@ -18,6 +18,26 @@ class Source:
     whose: LimitsOf
     pid: str = "self"
     """Whose /proc file shows them."""
+
+    def where_to_set(self, host: Host) -> str:
+        """The place these limits come from, in words."""
+        if self._is_of_systemd(host):
+            return "for the user's service manager (limits.d has no effect on it)"
+        return "for this user in /etc/security/limits.d (a line for `*` would not count for root)"
+
+    def cure(self, host: Host, item: str, setting: str) -> str:
+        """A line that lifts a limit: `item` as limits.d writes it, `setting` as systemd does."""
+        name = setting.partition("=")[0].lower()
+        if self._is_of_systemd(host):
+            folder = "/etc/systemd/system/user@.service.d"
+            text = f"mkdir -p {folder} && printf '[Service]\\n{setting}\\n' > {folder}/dynctl-{name}.conf && systemctl daemon-reload"
+            return root_line(host, "sh", "-c", text)
+        file = root_line(host, "tee", f"/etc/security/limits.d/90-dynctl-{name}.conf")
+        return f'echo "$(id -un) - {item}" | {file}'
+
+    def _is_of_systemd(self, host: Host) -> bool:
+        is_users = host.has_systemd_user and not host.is_root
+        return self.whose is LimitsOf.USER_UNITS or (self.whose is LimitsOf.AGENT and is_users)
 
     def proof(self, name: str, variable: str, condition: str) -> str:
         """A line that shows a limit while it is below something.

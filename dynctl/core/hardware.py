@@ -47,6 +47,11 @@ class GpuProcess:
     """Started by our agent: its memory counts as free when planning."""
 
 
+_BRIDGED = ("H100 PCIe", "H100 NVL", "H200 NVL", "H800 PCIe")
+_BRIDGED_NVLINKS = 12
+"""Three bridges of four links each, of the 18 links that the chip has."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU as NVML reports it."""
@@ -75,6 +80,14 @@ class Gpu:
     def place(self) -> str | int | None:
         """Where it sits, as finely as is known: equal for GPUs near the same CPUs. None: unknown."""
         return self.numa_affinity or self.cpu_affinity or self.numa_node
+
+    @property
+    def dead_nvlinks(self) -> tuple[int, ...]:
+        """Numbers of its inactive NVLinks, when others work; cards joined by bridges leave a third of theirs unused."""
+        rates = self.nvlink_rates_bytes_s or ()
+        dead = tuple(number for number, rate in enumerate(rates) if rate is None)
+        is_bridged = any(words in self.name for words in _BRIDGED)
+        return () if is_bridged and len(rates) - len(dead) == _BRIDGED_NVLINKS else dead
 
     @property
     def holders(self) -> str:

@@ -182,3 +182,34 @@ def test_checks_judge_public_captures_without_inventing_faults(path):
             ["sh", "-n", "-c", finding.verify], capture_output=True, check=False
         )
         assert syntax.returncode == 0, finding.verify
+
+
+def memlock(**facts):
+    sick = host(session_limits=Limits(64 * 1024, 1048576), **facts)
+    (finding,) = examine(planned(sick), {"memlock-low": CHECKS["memlock-low"]}).findings
+    return finding
+
+
+SUDO = world.World({"sudo": 'exec "$@"\n', "systemctl": "echo $*\n"}, {"/etc/security/limits.d/README": ""})  # fmt: skip
+
+
+def test_a_limit_is_lifted_for_the_user_who_logs_in_root_as_well(tmp_path):
+    """A line for `*` in limits.d does not count for root."""
+    fix = memlock(is_root=False, has_systemd_user=False).fix_command
+
+    status, _ = world.run(fix, SUDO, tmp_path)
+
+    user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
+    written = tmp_path / "etc/security/limits.d/90-dynctl-limitmemlock.conf"
+    assert (status, written.read_text()) == (0, f"{user} - memlock unlimited\n")
+
+
+def test_a_limit_of_user_units_is_lifted_where_they_get_it_from(tmp_path):
+    limits = Limits(64 * 1024, 1048576)
+    fix = memlock(is_root=False, has_systemd_user=True, unit_limits=limits).fix_command
+
+    status, said = world.run(fix, SUDO, tmp_path)
+
+    written = tmp_path / "etc/systemd/system/user@.service.d/dynctl-limitmemlock.conf"
+    assert (status, said) == (0, "daemon-reload\n")
+    assert written.read_text() == "[Service]\nLimitMEMLOCK=infinity\n"

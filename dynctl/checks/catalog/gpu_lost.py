@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, Severity
-from dynctl.checks.shell import root_line
+from dynctl.checks.shell import quote, root_line
 from dynctl.core.hardware import GpuState
 
 CODE = "gpu-lost"
@@ -27,7 +27,8 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             ),
             "see dmesg for Xid 79, reboot the host; if it comes back, have the card or its power checked",
             root_line(host, "reboot"),
-            verify=f"nvidia-smi -i {gpu.index} -q 2>&1 | grep -iE 'is lost|unable to determine the device handle|no devices'",
+            # Without it the driver counts the others anew: an index may then be that of another GPU.
+            verify=f"nvidia-smi -i {quote(gpu.pci_bus_id or gpu.index)} -q 2>&1 | grep -iE 'is lost|unable to determine the device handle|no devices'",
             verify_on=host.name,
         )
 

@@ -9,6 +9,7 @@ CODE = "gpu-throttled"
 
 
 _SERIOUS = ("thermal", "brake", "hw_slowdown")
+_HEAT, _POWER = "Slowdown|Power Brake", "Power Cap|Power Capping"
 
 
 def _judge(evidence: Evidence) -> Iterator[Finding]:
@@ -32,7 +33,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             else "clocks are held down by the power limit",
             tuple(facts),
             "check fans, airflow and the power supply; a tensor-parallel group runs at the pace of its slowest GPU",
-            verify=f"nvidia-smi -i {gpu.index} -q -d PERFORMANCE | grep -E '(Slowdown|Power Brake|Power Cap|Power Capping)[^:]*: *Active'",
+            verify=f"nvidia-smi -i {gpu.index} -q -d PERFORMANCE | grep -E '({_HEAT if is_serious else _POWER})[^:]*: *Active'",
             verify_on=host.name,
         )
 

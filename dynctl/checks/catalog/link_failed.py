@@ -25,9 +25,18 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             f"no {link.kind.value} link to {link.target_name}",
             (link.error,),
             "look for a firewall between them, and at routes and data addresses",
-            verify=f"! ping -c 3 -W 1 -q {quote(address)}",
+            verify=_proof(address, evidence.inventory.port_base),
             verify_on=link.source_name,
         )
+
+
+def _proof(address: str, port: int) -> str:
+    """A port that refuses was reached; one that does not answer was not, whatever ping says."""
+    return (
+        f"out=$(timeout 5 bash -c '</dev/tcp/{quote(address)}/{port}' 2>&1); s=$?; "
+        '[ "$s" -ne 124 ] || out="no answer within 5 s"; echo "${out:-connected}"; '
+        '[ "$s" -ne 0 ] && ! echo "$out" | grep -qi refused'
+    )
 
 
 CHECK = Check(CODE, "Link could not be measured", _judge, (Need.LINKS,))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from dynctl.checks.both_ends import between
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, red_if
 from dynctl.checks.shell import quote, where
@@ -33,10 +34,9 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             ),
             "look for a shaper or limit on the device (tc qdisc), a port at a low rate, other traffic, a wrong route",
             verify=(
-                f"iperf3 -c {quote(address)} -t 5 -P 4 -f m | grep -E 'SUM.*receiver' | "
+                f"{between(evidence, link, f'iperf3 -c {quote(address)} -t 5 -P 4 -f m')} | grep -E 'SUM.*receiver' | "
                 + where(f"$(NF-2) < {SLOW_RATIO * usual[0] * 8 / 1e6:.0f}")
             ),
-            verify_on=link.source_name,
             fix_command=f"tc -s qdisc show dev {quote(link.source.interface)}"
             if link.source and link.source.interface
             else None,

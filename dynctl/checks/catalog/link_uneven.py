@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from dynctl.checks.both_ends import between
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, Severity
 from dynctl.checks.shell import quote
@@ -33,11 +34,10 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             if link.source and link.source.interface
             else None,
             verify=(
-                f"a=$(iperf3 -c {quote(address)} -t 5 -f m | awk '/receiver/ {{ print int($(NF-2)) }}'); "
-                f"b=$(iperf3 -c {quote(address)} -t 5 -R -f m | awk '/receiver/ {{ print int($(NF-2)) }}'); "
+                f"a=$({between(evidence, link, f'iperf3 -c {quote(address)} -t 5 -f m')} | awk '/receiver/ {{ print int($(NF-2)) }}'); "
+                f"b=$({between(evidence, link, f'iperf3 -c {quote(address)} -t 5 -R -f m')} | awk '/receiver/ {{ print int($(NF-2)) }}'); "
                 'echo "there $a, back $b Mbit/s"; [ $((a * 2)) -lt "$b" ]'
             ),
-            verify_on=link.source_name,
         )
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dynctl.checks.evidence import Evidence
 from dynctl.checks.finding import Check, Finding, red_if
 from dynctl.checks.limits import limits_of
-from dynctl.checks.shell import root_line
 from dynctl.core.machine import UNLIMITED
 from dynctl.core.units import format_bytes
 
@@ -32,14 +31,8 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             "",
             f"locked memory is limited to {format_bytes(value)}: registering KV memory with RDMA devices fails",
             (f"memlock of {source.whose}: {value} bytes",),
-            "set `* - memlock unlimited` in /etc/security/limits.d/ and DefaultLimitMEMLOCK=infinity in systemd's system.conf "
-            "and user.conf, then log in anew and run dynctl up (an edit has no effect on running sessions)",
-            root_line(
-                host,
-                "sh",
-                "-c",
-                "echo '* - memlock unlimited' > /etc/security/limits.d/90-dynctl.conf",
-            ),
+            f"lift it {source.where_to_set(host)}, log in anew and run dynctl up (running sessions keep their limits)",
+            source.cure(host, "memlock unlimited", "LimitMEMLOCK=infinity"),
             verify=source.proof(
                 "Max locked memory",
                 "DefaultLimitMEMLOCKSoft",

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dynctl.checks.evidence import Evidence
 from dynctl.checks.finding import Check, Finding, red_if
 from dynctl.checks.limits import limits_of
-from dynctl.checks.shell import root_line
 from dynctl.core.machine import UNLIMITED
 
 CODE = "nofile-low"
@@ -24,13 +23,8 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             "",
             f"{value} open files allowed: every stream through router and relay takes two",
             (f"nofile of {source.whose}: {value}",),
-            "set `* - nofile 1048576` in /etc/security/limits.d/, then log in anew and run dynctl up",
-            root_line(
-                host,
-                "sh",
-                "-c",
-                "echo '* - nofile 1048576' > /etc/security/limits.d/91-dynctl.conf",
-            ),
+            f"raise it {source.where_to_set(host)}, log in anew and run dynctl up (running sessions keep their limits)",
+            source.cure(host, "nofile 1048576", "LimitNOFILE=1048576"),
             verify=source.proof(
                 "Max open files",
                 "DefaultLimitNOFILE",

@@ -12,9 +12,9 @@ CODE = "nvlink-inactive"
 def _judge(evidence: Evidence) -> Iterator[Finding]:
     for host, gpu in evidence.gpus():
         rates = gpu.nvlink_rates_bytes_s
-        if not rates or None not in rates:
+        dead = gpu.dead_nvlinks
+        if not rates or not dead:
             continue
-        dead = [str(i) for i, rate in enumerate(rates) if rate is None]
         # A card without a bridge has all links inactive, and that is how it should be.
         if len(dead) == len(rates) and not host.fabric.num_switches:
             continue
@@ -28,7 +28,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             host.name,
             f"GPU{gpu.index}",
             f"{len(dead)} of {len(rates)} NVLinks inactive",
-            (f"inactive: {', '.join(dead)}",),
+            (f"inactive: {', '.join(map(str, dead))}",),
             "reset the GPUs of the board while nothing runs, then see dmesg for NVLink errors; a bridge or the board may be bad",
             root_line(host, "nvidia-smi", "--gpu-reset"),
             verify=f"nvidia-smi nvlink --status -i {gpu.index} | grep -i inactive",

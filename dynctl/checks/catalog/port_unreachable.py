@@ -25,12 +25,10 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
                 f"{reach.address}:{reach.port}",
                 f"cannot connect to the {reach.target} on {reach.host_name}: {reach.outcome}",
                 (reach.detail or reach.outcome,),
-                f"a firewall drops the packets: let {host.name} reach TCP port {reach.port} of {reach.host_name}"
+                f"a firewall drops the packets; on {reach.host_name}, as root: "
+                f"iptables -I INPUT -p tcp -s {quote(evidence.data_address(host))} --dport {reach.port} -j ACCEPT (and in its permanent rules)"
                 if is_dropped
                 else f"nothing listens there although it should: dynctl logs on {reach.host_name}",
-                f"nft add rule inet filter input tcp dport {reach.port} accept"
-                if is_dropped
-                else None,
                 verify=f"if {line}; then false; else echo 'no connection'; fi",
                 verify_on=host.name,
             )

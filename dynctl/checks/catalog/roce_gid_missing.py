@@ -28,9 +28,9 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
                 "no RoCE v2 GID with a routable address: KV transfer over it cannot be set up",
                 tuple(f"GID {g.index}: {g.gid} ({g.version})" for g in nic.gids[:6]),
                 f"give {nic.netdev or 'its network device'} an address of the data network",
-                root_line(
-                    host, "ip", "address", "add", "ADDRESS/PREFIX", "dev", nic.netdev or nic.name
-                ),
+                root_line(host, "ip", "address", "add", "ADDRESS/PREFIX", "dev", nic.netdev)
+                if nic.netdev
+                else None,
                 verify=(
                     f"cd {port} && ! for t in gid_attrs/types/*; do grep -q 'RoCE v2' $t 2>/dev/null && cat gids/${{t##*/}}; done "
                     "| grep -vE '^(fe80|0000:0000:0000:0000:0000:0000:0000:0000)'"

@@ -1,6 +1,5 @@
 """Links between the GPUs of a host. Pure."""
 
-import re
 from itertools import combinations
 
 from dynctl.core.hardware import Host
@@ -10,7 +9,6 @@ from dynctl.discovery.pcitree import PciTree
 from dynctl.discovery.rules.case import Case, Found, Rule, gpus_in_words
 from dynctl.planner.grouping import num_nvlinks
 
-_BRIDGED_LINKS = 12
 _SOCKETS = {"SYS", "SOC"}
 
 
@@ -111,13 +109,10 @@ def inactive(case: Case) -> Found:
     totals = [len(g.nvlink_rates_bytes_s) for g in case.host.gpus if g.nvlink_rates_bytes_s]
     for gpu in case.host.gpus:
         rates = gpu.nvlink_rates_bytes_s
-        if rates and _has_bridges(gpu.name) and sum(r is not None for r in rates) == _BRIDGED_LINKS:
-            continue
-        if rates and None in rates:
-            down = [i for i, rate in enumerate(rates) if rate is None]
+        if rates and gpu.dead_nvlinks:
             yield (
                 "nvlink-inactive",
-                f"GPU{gpu.index}: NVLink {', '.join(map(str, down))} of {len(rates)} inactive",
+                f"GPU{gpu.index}: NVLink {', '.join(map(str, gpu.dead_nvlinks))} of {len(rates)} inactive",
             )
         elif rates is not None and not rates and totals and max(totals) >= 12:
             # Bridged cards may stay alone; on a board with NVSwitch every GPU has its links.
@@ -167,11 +162,6 @@ def imex(case: Case) -> Found:
             "imex-node-away",
             f"{len(away)} of {len(host.fabric.imex_nodes)} hosts of the IMEX domain are not ready: {named}",
         )
-
-
-def _has_bridges(product: str) -> bool:
-    """Cards joined by three bridges use 12 of the 18 links of the chip."""
-    return re.search(r"H100 (?:PCIe|NVL)|H200 NVL|H800 PCIe", product) is not None
 
 
 RULES: tuple[Rule, ...] = (damage, nvlink, flat, peers, inactive, redirected, imex)

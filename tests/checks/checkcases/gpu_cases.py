@@ -150,11 +150,11 @@ CASES = (
         GOOD,
         smi(
             (
-                "-i 0 -q",
+                "-i 00000000:01:00.0 -q",
                 "Unable to determine the device handle for GPU0: 0000:01:00.0: GPU is lost.",
             )
         ),
-        smi(("-i 0 -q", "Attached GPUs : 2")),
+        smi(("-i 00000000:01:00.0 -q", "Attached GPUs : 2")),
         "red",
         "planned for chat-prefill-0",
     ),
