@@ -375,6 +375,18 @@ def test_damaged_lines_give_facts_or_a_named_error_and_nothing_else(read):
     assert kept + failed == 3000
 
 
+def test_the_script_asks_by_whatever_python_there_is_that_can(tmp_path):
+    """The first one is too old, the second one answers."""
+    old = tmp_path / "old"
+    old.write_text("#!/bin/sh\nexit 127\n")
+    old.chmod(0o755)
+    (tmp_path / "python3").symlink_to(sys.executable)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "DYNCTL_PYTHON": str(old)}
+    done = subprocess.run(["sh", "-c", PROBE.script], env=env, capture_output=True, check=True, timeout=20)  # fmt: skip
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    assert said[0].get("failed") == program.LIBRARY_NOT_FOUND or said[-1] == {"end": True}
+
+
 def test_the_program_runs_on_its_own_and_says_why_there_is_nothing():
     done = subprocess.run([sys.executable, "-IS", "-c", SOURCE], capture_output=True, check=True)
     said = [json.loads(line) for line in done.stdout.splitlines()]

@@ -41,7 +41,10 @@ _SCRIPT = f"""
 program={quote(source("nvml"))}
 case $DYNCTL_PYTHON in '~/'*) DYNCTL_PYTHON=$HOME/${{DYNCTL_PYTHON#??}} ;; esac
 for python in "$DYNCTL_PYTHON" python3 /usr/libexec/platform-python; do
-  command -v "$python" >/dev/null 2>&1 && exec "$python" -IS -c "$program"
+  command -v "$python" >/dev/null 2>&1 || continue
+  "$python" -IS -c 'import sys; sys.version_info < (3, 8) and sys.exit(127); exec(sys.argv[1])' "$program"
+  status=$?
+  [ $status -eq 127 ] || exit $status
 done
 exit 127
 """
