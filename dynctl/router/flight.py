@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from dynctl.core.text import clean
@@ -43,6 +44,7 @@ from dynctl.router.orders import local_reason, route_key
 from dynctl.router.placement import Order, Placed, Unplaced
 from dynctl.router.prompt import Prompt
 from dynctl.router.reply import Reply
+from dynctl.router.text_blocks import spelled
 from dynctl.router.tokens import Tokenized
 from dynctl.router.transfer import transfer_fault
 
@@ -190,7 +192,7 @@ class Flight:
         self._prompt = (
             Prompt.guessed(desk.hashers, tokenized.num_chars)
             if tokenized.ids is None
-            else Prompt.known(desk.hashers, tokenized.ids)
+            else Prompt.known(desk.hashers, tokenized.ids, partial(spelled, self.request))
         )
         self._do(self._handoff.started())
 
@@ -382,7 +384,7 @@ class Flight:
         attempt = f"{self.request_id}-{self._num_sent}" if self._num_sent else self.request_id
         self._num_sent += 1
         ledger.sent_s = desk.loop.time()
-        if self._is_text and transfer is None:
+        if (self._is_text or worker.is_stranger) and transfer is None:
             desk.texts.sent(worker, self._prompt)
         sink = LegSink(self, leg, is_relayed=route.is_relayed)
         self._call = route.send(self.request.endpoint, attempt, body, sink)

@@ -39,6 +39,8 @@ class Overlaps:
                     tokens = depth * size
                     for position in view.positions_of(bits, size, index):
                         overlaps[position] = tokens
+            if view.strangers:
+                self._add_strangers(prompt, view, overlaps)
             for engine_id, trust in index.doubts.items():
                 position = view.positions.get(engine_id, -1)
                 if position >= 0:
@@ -47,12 +49,26 @@ class Overlaps:
             return overlaps
         return [overlaps[view.positions[worker.id]] for worker in workers]
 
+    def _add_strangers(self, prompt: Prompt, view: View, overlaps: list[int]) -> None:
+        """Fill in the engines that count tokens otherwise: by how much of the text they were sent before."""
+        index = self._index
+        for size in {worker.block_size for worker in view.strangers}:
+            blocks = prompt.text_blocks(size)
+            if blocks is None or not blocks.num_blocks:
+                continue
+            strangers = {worker.id for worker in view.strangers if worker.block_size == size}
+            limit = prompt.num_cacheable(size) * size
+            for depth, bits, _ in sorted(index.tiers(blocks, blocks.num_blocks)):
+                tokens = min(depth * prompt.num_tokens // blocks.num_blocks, limit)
+                for engine_id in strangers.intersection(index.engines_of(bits)):
+                    overlaps[view.positions[engine_id]] = tokens
+
     def _popularity(self, tiers: Sequence[Tier], num_engines: int) -> float:
         return self._forks.popularity(tiers[-1].block, num_engines) if tiers else math.inf
 
     def expect(self, prompt: Prompt, worker: Worker, overlap: int) -> None:
         """Let the next request with this prefix see it before the engine's events do."""
-        blocks = prompt.blocks(worker.block_size)
+        blocks = prompt.blocks(worker.block_size) if worker.has_blocks else None
         if blocks is not None:
             self._index.expect(worker.id, blocks, blocks.num_blocks, overlap // worker.block_size)
 

@@ -3,7 +3,7 @@
 Not here: tokenising (`tokens`). Pure.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dynctl.kv.hashing import BlockHasher, PromptBlocks
 
@@ -29,21 +29,42 @@ class Hashers:
 class Prompt:
     """One prompt; its tokens are packed when a placement first asks, then kept for retries."""
 
-    __slots__ = ("_blocks", "_hashers", "_token_ids", "num_tokens", "popularity")
+    __slots__ = (
+        "_blocks",
+        "_hashers",
+        "_spell",
+        "_text_blocks",
+        "_token_ids",
+        "num_tokens",
+        "popularity",
+    )
 
-    def __init__(self, hashers: Hashers, token_ids: Sequence[int] | None, num_tokens: int) -> None:
+    def __init__(
+        self,
+        hashers: Hashers,
+        token_ids: Sequence[int] | None,
+        num_tokens: int,
+        spell: Callable[[], Sequence[int] | None] | None = None,
+    ) -> None:
         self._hashers = hashers
         self._token_ids = token_ids
         self._blocks: dict[int, PromptBlocks] = {}
+        self._text_blocks: dict[int, PromptBlocks] | None = None
+        self._spell = spell
         self.num_tokens = num_tokens
         """Exact when `is_known`, else guessed from the text's length."""
         self.popularity: float | None = None
         """Of its cached prefix (`choosing.Need`); None: not looked up yet."""
 
     @classmethod
-    def known(cls, hashers: Hashers, token_ids: Sequence[int]) -> "Prompt":
-        """A prompt whose tokens are known."""
-        return cls(hashers, token_ids, len(token_ids))
+    def known(
+        cls,
+        hashers: Hashers,
+        token_ids: Sequence[int],
+        spell: Callable[[], Sequence[int] | None] | None = None,
+    ) -> "Prompt":
+        """A prompt whose tokens are known; `spell` gives its text as numbers, if engines that count otherwise ask."""
+        return cls(hashers, token_ids, len(token_ids), spell)
 
     @classmethod
     def guessed(cls, hashers: Hashers, num_chars: int) -> "Prompt":
@@ -62,6 +83,18 @@ class Prompt:
             if self._token_ids is None or block_size < 1:
                 return None
             found = self._blocks[block_size] = self._hashers.of(block_size).prompt(self._token_ids)
+        return found
+
+    def text_blocks(self, block_size: int) -> PromptBlocks | None:
+        """The prompt's text in blocks, for an engine whose tokens are not ours; None where there is no text."""
+        if self._text_blocks is None:
+            self._text_blocks = {}
+        found = self._text_blocks.get(block_size)
+        if found is None:
+            ids = None if self._spell is None or block_size < 1 else self._spell()
+            if ids is None:
+                return None
+            found = self._text_blocks[block_size] = self._hashers.of(block_size).prompt(ids)
         return found
 
     def num_cacheable(self, block_size: int) -> int:

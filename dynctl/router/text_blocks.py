@@ -1,8 +1,8 @@
 """Routing by text where nobody can tokenise: prompts are cut into blocks of bytes, and engines are believed to hold
 the prompts they were sent, least recently used ones dropped at the engine's capacity.
 
-An approximation: what an engine evicted for other reasons is not seen. Where there is a tokenizer, engines' own events
-are better, and this is not used. Not here: choosing. Pure.
+An approximation: what an engine evicted for other reasons is not seen. Where there is a tokenizer that counts as the
+engine does, the engine's own events are better, and this is not used. Not here: choosing. Pure.
 """
 
 from array import array
@@ -47,6 +47,13 @@ def pseudo_ids(request: ApiRequest) -> "array[int] | None":
     return ids
 
 
+def spelled(request: ApiRequest) -> "array[int] | None":
+    """The same beside a tokenizer, for engines that count otherwise; None also where the client sent tokens or several prompts."""
+    if request.prompt_ids is not None or request.num_sequences > 1:
+        return None
+    return pseudo_ids(request)
+
+
 class TextHolders:
     """What each engine was sent, as blocks of text in the index."""
 
@@ -56,9 +63,10 @@ class TextHolders:
 
     def sent(self, worker: Worker, prompt: Prompt) -> None:
         """Believe that an engine holds a prompt's blocks from now on."""
-        blocks = prompt.blocks(worker.block_size)
+        size = worker.block_size
+        blocks = prompt.text_blocks(size) if worker.is_stranger else prompt.blocks(size)
         if blocks is not None:
-            num_blocks = prompt.num_cacheable(worker.block_size)
+            num_blocks = blocks.num_blocks if worker.is_stranger else prompt.num_cacheable(size)
             self._hold(worker.key, blocks, num_blocks, worker.capacity_tokens)
 
     def _hold(

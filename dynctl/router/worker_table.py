@@ -40,7 +40,16 @@ class Readiness:
 class View:
     """The serving engines of some roles, as long as none comes, goes or changes; `WorkerTable.view` makes it."""
 
-    __slots__ = ("_layout", "_sizes", "_spread", "_tally", "_version", "positions", "workers")
+    __slots__ = (
+        "_layout",
+        "_sizes",
+        "_spread",
+        "_tally",
+        "_version",
+        "positions",
+        "strangers",
+        "workers",
+    )
 
     def __init__(self, workers: Sequence[Worker], tally: Tally) -> None:
         self.workers = workers
@@ -48,6 +57,8 @@ class View:
         self._tally = tally
         self._spread: dict[tuple[int, int], tuple[int, ...]] = {}
         self._sizes: set[int] = set()
+        self.strangers: list[Worker] = []
+        """Engines that count tokens otherwise; as of the last `block_sizes`."""
         self._layout = self._version = -1
 
     def block_sizes(self, index: PrefixIndex) -> set[int]:
@@ -56,6 +67,7 @@ class View:
             self._layout, self._version = index.layout, self._tally.version
             self._spread = {}
             self._sizes = {worker.block_size for worker in self.workers if worker.has_blocks}
+            self.strangers = [worker for worker in self.workers if worker.is_stranger]
         return self._sizes
 
     def positions_of(self, bits: int, block_size: int, index: PrefixIndex) -> tuple[int, ...]:

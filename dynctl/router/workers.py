@@ -228,6 +228,11 @@ class Worker:
         return self._block_size > 0 and self._parity != "mismatch"
 
     @property
+    def is_stranger(self) -> bool:
+        """Whether it counts tokens otherwise: blocks of text stand for its blocks of tokens."""
+        return self._block_size > 0 and self._parity == "mismatch"
+
+    @property
     def incarnation(self) -> str:
         """Which start of the engine this is."""
         return self.info.incarnation

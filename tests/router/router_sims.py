@@ -84,7 +84,7 @@ async def routed_sims(
                     len(workers.all()) == len(sims) and all(w.is_serving() for w in workers.all())
                 )
             )
-            if tokenizer:
+            if tokenizer and parity:
                 await until(lambda: all(w.parity == parity for w in workers.all()))
             yield bench
         finally:

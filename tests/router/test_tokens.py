@@ -131,7 +131,7 @@ def test_a_template_that_refuses_or_reaches_out_gives_no_text():
         ChatTemplate("{% for %}", {})
 
 
-def test_parity_is_checked_and_an_engine_that_differs_is_routed_by_load_only(
+def test_parity_is_checked_and_an_engine_that_differs_is_not_matched_by_tokens(
     run, short_dir, tmp_path, caplog
 ):
     other = json.loads((MODEL_DIR / "tokenizer.json").read_bytes())

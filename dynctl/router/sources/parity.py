@@ -26,7 +26,7 @@ class _Tokens(msgspec.Struct):
 async def check_parity(
     fleet: Fleet, route: Route, engine: tuple[str, str, str], tokenizer: ModelTokenizer | None
 ) -> None:
-    """Compare and note the outcome; `engine` is id, incarnation, model. An engine that differs is routed by load."""
+    """Compare and note the outcome; `engine` is id, incarnation, model. An engine that differs is routed by text."""
     engine_id, incarnation, model = engine
     if tokenizer is None:
         return
@@ -41,7 +41,7 @@ async def check_parity(
     fleet.set_parity(engine_id, incarnation, parity, detail)
     if parity == "mismatch":
         log.warning(
-            "engine %s counts tokens differently, so its cache is not considered in routing: %s",
+            "engine %s counts tokens differently, so blocks of text stand for what it holds: %s",
             clean(engine_id),
             clean(detail),
         )

@@ -1,0 +1,74 @@
+"""Engines whose tokens are not ours: placed by text, and never told anything but what the client said."""
+
+import asyncio
+import json
+
+from router_bench import routed, until
+from router_fakes import FakeEngine
+from router_models import other_tokenizer
+from router_sims import Sim, routed_sims
+
+from dynctl.sim.options import MODEL_DIR
+
+
+def test_engines_that_count_otherwise_are_routed_by_text_beside_those_that_do_not(
+    run, short_dir, tmp_path
+):
+    async def main():
+        others = other_tokenizer(tmp_path / "other")
+        sims = [
+            Sim("e0", short_dir),
+            Sim("e1", short_dir, own_text=others),
+            Sim("e2", short_dir, own_text=others),
+        ]
+        async with routed_sims(*sims, parity=None) as bench:
+            desk = bench.desk
+            wanted = {"e0": "verified", "e1": "mismatch", "e2": "mismatch"}
+            await until(lambda: {w.id: w.parity for w in desk.workers.all()} == wanted)
+            talks = [
+                [{"role": "user", "content": f"{n} " + "once upon a time " * 60}] for n in range(9)
+            ]
+            homes = {}
+            for turn in range(4):
+                for number, messages in enumerate(talks):
+                    answer = await bench.client.chat(model="sim", messages=messages, max_tokens=4)
+                    assert answer.status == 200
+                    decision = json.loads(desk.ring.to_json(1))[0]
+                    assert homes.setdefault(number, decision["engine"]) == decision["engine"]
+                    if turn:
+                        cached, expected = decision["cached_tokens"], decision["overlap_tokens"]
+                        assert expected > 0.7 * decision["prompt_tokens"] - 100
+                        assert cached > 0
+                        if decision["engine"] == "e0":
+                            assert cached == expected
+                    messages.append({"role": "assistant", "content": "and then " * 30})
+                    messages.append({"role": "user", "content": f"go on {turn} " * 20})
+                await asyncio.sleep(0.05)
+            assert set(homes.values()) == {"e0", "e1", "e2"}
+            # What a stranger publishes has names nobody asks by, and nothing is expected under ours.
+            assert all(finding.cause == "tokenizer" for finding in desk.probes.findings())
+
+    run(main)
+
+
+def test_what_an_engine_gets_does_not_depend_on_the_tokenizer(run, tmp_path):
+    """Ours, none, or one that is wrong: the engine reads the client's own words."""
+
+    async def main():
+        other_tokenizer(tmp_path / "other")
+        got = []
+        for tokenizer in (None, str(MODEL_DIR), str(tmp_path / "other")):
+            engine = FakeEngine()
+            async with routed(engine, tokenizer=tokenizer) as bench:
+                content = "Grüße – 日本語 <|user|> " * 60
+                await bench.client.chat(messages=[{"role": "user", "content": content}])
+                await bench.client.complete(prompt=content, max_tokens=5)
+                await bench.client.complete(prompt=[1, 2, 3] * 60)
+                bodies = [dict(body) for body in engine.requests]
+                assert len(bodies) == 3
+                got.append(bodies)
+        assert got[0] == got[1] == got[2]
+        assert got[0][0]["messages"] == [{"role": "user", "content": content}]
+        assert got[0][1]["prompt"] == content
+
+    run(main)
