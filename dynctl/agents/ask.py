@@ -55,12 +55,17 @@ async def ask(
         await upstream.close()
 
 
-async def answers(at: Endpoints, timeout_s: float = _QUICK_S) -> bool:
-    """Tell whether `GET /health` says 200."""
+async def status_of(at: Endpoints, target: str) -> int:
+    """Return the status of a GET, 0 when there is no answer."""
     try:
-        return (await ask(at, "GET", "/health", timeout_s=timeout_s)).status == 200
+        return (await ask(at, "GET", target)).status
     except UpstreamError:
-        return False
+        return 0
+
+
+async def answers(at: Endpoints) -> bool:
+    """Tell whether `GET /health` says 200."""
+    return await status_of(at, "/health") == 200
 
 
 async def metrics(at: Endpoints) -> str:

@@ -1,5 +1,7 @@
 """The three things an agent runs (engine, router, relay), seen alike: how to launch, when ready, when idle.
 
+A router and a relay can hand their port over: a successor starts beside its predecessor and takes the listening socket
+from it at a Unix socket in the predecessor's directory (`http1.handover`).
 Not here: when any of it happens (`unit`).
 IO: sockets, files (a router's configuration).
 """
@@ -23,6 +25,8 @@ from dynctl.files import write_atomic
 from dynctl.http1.upstream import UpstreamError
 
 RELAY_ID = "relay"
+OFFER_NAME = "hand"
+"""Socket, in the directory of one start, at which it offers its port to a successor."""
 _ENGINES = "dynctl.agents.engines"
 
 
@@ -49,8 +53,15 @@ class Program(Protocol):
         """Name what can never start."""
         ...
 
-    def launch(self, places: Places) -> Launch:
-        """Say how to start it; may write its configuration into the directory of this start."""
+    def launch(self, places: Places, predecessor: str | None = None) -> Launch:
+        """Say how to start it; may write its configuration into the directory of this start.
+
+        `predecessor`: the socket at which the process it follows offers its port.
+        """
+        ...
+
+    def can_follow(self, other: "AnyProgram") -> bool:
+        """Tell whether it can take the port over from a program of the same id."""
         ...
 
     async def check(self, run: Run, own_pids: Pids) -> Facts | None:
@@ -59,6 +70,10 @@ class Program(Protocol):
         Raises:
             UnfitError: when it never will be.
         """
+        ...
+
+    async def is_waiting(self, run: Run) -> bool:
+        """Tell whether it does well and is only not ready because others are not; its deadline does not count then."""
         ...
 
     async def is_idle(self, run: Run) -> bool:
@@ -94,13 +109,21 @@ class EngineProgram:
         """Name what can never start."""
         return self.engine.problems(self.wish)
 
-    def launch(self, places: Places) -> Launch:
+    def launch(self, places: Places, predecessor: str | None = None) -> Launch:  # noqa: ARG002
         """Say how to start it."""
         return self.engine.launch(self.wish, places)
+
+    def can_follow(self, other: "AnyProgram") -> bool:  # noqa: ARG002 - the seam's signature
+        """An engine's port is its GPU: two do not fit."""
+        return False
 
     async def check(self, run: Run, own_pids: Pids) -> Facts | None:
         """An engine is ready when it has produced a token."""
         return await ask.engine_facts(self.wish, self.engine.capabilities, run.at, own_pids)
+
+    async def is_waiting(self, run: Run) -> bool:  # noqa: ARG002 - the seam's signature
+        """It waits for nobody."""
+        return False
 
     async def is_idle(self, run: Run) -> bool:
         """No request runs or waits; an engine that cannot tell is drained by the time limit alone."""
@@ -133,7 +156,7 @@ class RouterProgram:
     needs_internal_ports = False
     deadline_s = 60.0
     # After SIGTERM it closes its listener and lets streams end; 120 s is the drain limit.
-    stop_limit_s = 125.0
+    stop_limit_s = 130.0
 
     def __init__(self, wish: RouterUnit) -> None:
         self.wish = wish
@@ -151,20 +174,29 @@ class RouterProgram:
             return (f"router listen {self.wish.listen!r} must look like HOST:PORT",)
         return ()
 
-    def launch(self, places: Places) -> Launch:
+    def launch(self, places: Places, predecessor: str | None = None) -> Launch:
         """Write the configuration and say how to start it."""
         config = f"{places.directory}/config.json"
         write_atomic(Path(places.directory) / "config.json", msgspec.json.encode(self.wish.config))
         socket = f"{places.directory}/admin"
         argv = [places.python, "-sP", "-m", "dynctl.router"]
         argv += ["--config", config, "--admin-socket", socket]
+        argv += _hand_over_flags(places, predecessor)
         return Launch(argv=tuple(argv), has_bundle=True, at=Endpoints(socket=socket))
+
+    def can_follow(self, other: "AnyProgram") -> bool:
+        """The port is handed over as it is bound, so it must be the same."""
+        return isinstance(other, RouterProgram) and other.wish.listen == self.wish.listen
 
     async def check(self, run: Run, own_pids: Pids) -> Facts | None:
         """A router is ready when its admin socket says so and is its own."""
         if not await ask.answers(run.at) or await ask.listener_pid(run.at.socket) not in own_pids():
             return None
         return Facts()
+
+    async def is_waiting(self, run: Run) -> bool:
+        """Engines may take half an hour to load; a router that says so is well."""
+        return await ask.status_of(run.at, "/health") == 503
 
     async def is_idle(self, run: Run) -> bool:  # noqa: ARG002 - the seam's signature
         """It drains by itself after SIGTERM."""
@@ -184,7 +216,8 @@ class RelayProgram:
     needs_gpus = False
     needs_internal_ports = False
     deadline_s = 30.0
-    stop_limit_s = 20.0
+    # It ends answers within 15 s of SIGTERM, or within 120 s when a successor has its port.
+    stop_limit_s = 130.0
 
     def __init__(self, wish: RelayWish, agent_socket: str) -> None:
         self.wish = wish
@@ -196,18 +229,28 @@ class RelayProgram:
         """Name what can never start."""
         return () if 0 < self.wish.port < 65536 else (f"relay port {self.wish.port} is no port",)
 
-    def launch(self, places: Places) -> Launch:
+    def launch(self, places: Places, predecessor: str | None = None) -> Launch:
         """Say how to start it."""
         argv = [places.python, "-sP", "-m", "dynctl.agents.relay", "--root", places.root]
         host = (
             f"[{self.wish.listen_host}]" if ":" in self.wish.listen_host else self.wish.listen_host
         )
         argv += ["--listen", f"{host}:{self.wish.port}", "--agent-socket", self._agent_socket]
-        return Launch(argv=tuple(argv), has_bundle=True)
+        socket = f"{places.directory}/admin"
+        argv += ["--admin-socket", socket, *_hand_over_flags(places, predecessor)]
+        return Launch(argv=tuple(argv), has_bundle=True, at=Endpoints(socket=socket))
+
+    def can_follow(self, other: "AnyProgram") -> bool:
+        """The port is handed over as it is bound, so it must be the same."""
+        return isinstance(other, RelayProgram) and other.wish == self.wish
 
     async def check(self, run: Run, own_pids: Pids) -> Facts | None:  # noqa: ARG002
         """A relay is ready when the process we started listens on the port."""
         return Facts() if ports.owners(self.wish.port, own_pids()) else None
+
+    async def is_waiting(self, run: Run) -> bool:  # noqa: ARG002 - the seam's signature
+        """It waits for nobody."""
+        return False
 
     async def is_idle(self, run: Run) -> bool:  # noqa: ARG002 - the seam's signature
         """It drains by itself after SIGTERM."""
@@ -215,6 +258,11 @@ class RelayProgram:
 
 
 AnyProgram = EngineProgram | RouterProgram | RelayProgram
+
+
+def _hand_over_flags(places: Places, predecessor: str | None) -> list[str]:
+    flags = ["--offer", f"{places.directory}/{OFFER_NAME}"]
+    return flags if predecessor is None else [*flags, "--take-over", predecessor]
 
 
 def make_program(record: UnitRecord, agent_socket: str) -> AnyProgram | None:

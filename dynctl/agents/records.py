@@ -17,7 +17,7 @@ def unit_status(unit: Unit) -> UnitStatus:
     if unit.is_held and life.state is EngineState.STOPPED:
         error = "drained by request; restart it to bring it back"
     return UnitStatus(
-        id=program.id,
+        id=unit.id,
         kind=program.kind,
         state=life.state,
         incarnation=run.incarnation if run else "",
@@ -30,6 +30,8 @@ def unit_status(unit: Unit) -> UnitStatus:
         deployment=program.deployment,
         url=program.url,
         gpu_uuids=program.gpu_uuids,
+        bundle=run.bundle if run else "",
+        beside=program.id if unit.is_aside else "",
     )
 
 
@@ -72,7 +74,7 @@ def record_of(unit: Unit) -> UnitRecord:
     """What a later agent must know to take this unit over."""
     program, run, life = unit.program, unit.run, unit.life
     return UnitRecord(
-        id=program.id,
+        id=unit.id,
         state=life.state,
         engine=program.wish if isinstance(program, EngineProgram) else None,
         router=program.wish if isinstance(program, RouterProgram) else None,

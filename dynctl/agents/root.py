@@ -53,6 +53,8 @@ class Run:
     internal_port: int = 0
     started_unix_s: float = 0.0
     facts: Facts = field(default_factory=Facts)
+    bundle: str = ""
+    """Digest of the code it was started with; empty: not from a bundle."""
 
 
 @dataclass(frozen=True, slots=True)

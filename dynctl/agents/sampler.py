@@ -52,7 +52,7 @@ class Sampler:
             return self._last
 
     async def _take(self) -> HostSnapshot:
-        units = list(self._supervisor.units.values())
+        units = [unit for unit in self._supervisor.units.values() if not unit.is_aside]
         engines: dict[Key, tuple[EngineProgram, Run]] = {}
         routers: dict[Key, tuple[RouterProgram, Run]] = {}
         for unit in units:

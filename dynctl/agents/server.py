@@ -140,14 +140,13 @@ class ControlServer:
         exchange.respond(200, answer.body)
 
     async def _change_unit(self, exchange: Exchange, verb: str, unit_id: str) -> None:
-        unit = self._supervisor.units.get(unit_id)
-        if unit is None:
+        if unit_id not in self._supervisor.units:
             await _not_found(exchange, f"no unit {clean(unit_id)} on this host")
             return
         if verb == "drain":
-            unit.hold()
+            self._supervisor.hold(unit_id)
         else:
-            unit.restart()
+            self._supervisor.restart(unit_id)
         exchange.respond(200, encode(self._supervisor.status))
 
     async def _shutdown(self, exchange: Exchange) -> None:

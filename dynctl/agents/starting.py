@@ -67,6 +67,8 @@ class Surroundings:
     """All that have a process now."""
     gpu_reader: gpus.GpuReader = field(default_factory=gpus.GpuReader)
     leases: dict[str, str] = field(default_factory=dict)
+    bundle: str = ""
+    """Digest of the code everything is started with; empty: not from a bundle."""
 
 
 class RefusedError(DynctlError):
@@ -77,8 +79,12 @@ class RefusedError(DynctlError):
         self.cause = cause
 
 
-async def start(program: AnyProgram, host: Surroundings, log: LogFile) -> Run:
+async def start(
+    program: AnyProgram, host: Surroundings, log: LogFile, predecessor: str | None = None
+) -> Run:
     """Check, lease, start; returns the run, not yet ready.
+
+    `predecessor`: the socket at which the process it follows offers the port it still listens on.
 
     Raises:
         RefusedError: when something stands against it; nothing was started then.
@@ -87,12 +93,13 @@ async def start(program: AnyProgram, host: Surroundings, log: LogFile) -> Run:
     if problems:
         raise RefusedError(Cause("config", "; ".join(problems), is_final=True))
     await _take_leases(program, host)
-    _check_ports(program)
+    if predecessor is None:
+        _check_ports(program)
     await _check_gpus(program, host)
     incarnation = secrets.token_hex(5)
     try:
         host.root.make_directory(incarnation)
-        return _spawn(program, host, log, incarnation)
+        return _spawn(program, host, log, incarnation, predecessor)
     except DynctlError as error:
         host.root.drop_directory(incarnation)
         raise RefusedError(Cause("config", error.message, is_final=True)) from error
@@ -102,7 +109,13 @@ async def start(program: AnyProgram, host: Surroundings, log: LogFile) -> Run:
         raise RefusedError(Cause("exit", f"cannot start: {error}")) from error
 
 
-def _spawn(program: AnyProgram, host: Surroundings, log: LogFile, incarnation: str) -> Run:
+def _spawn(
+    program: AnyProgram,
+    host: Surroundings,
+    log: LogFile,
+    incarnation: str,
+    predecessor: str | None,
+) -> Run:
     root = host.root
     internal_port = _internal_port(program, host)
     places = Places(
@@ -112,14 +125,14 @@ def _spawn(program: AnyProgram, host: Surroundings, log: LogFile, incarnation: s
         incarnation=incarnation,
         internal_port=internal_port,
     )
-    launch = program.launch(places)
+    launch = program.launch(places, predecessor)
     identity = None
     if launch.argv:
         log.mark_start(f"--- dynctl: {program.id} starts, incarnation {incarnation}")
         env = _environment(launch, os.environ, root)
         scope = f"dynctl-{program.id[:100]}-{incarnation}.scope"
         identity = processes.spawn(launch.argv, env, log.path, incarnation, scope, host.mode)
-    return Run(incarnation, launch.at, identity, internal_port, time.time())
+    return Run(incarnation, launch.at, identity, internal_port, time.time(), bundle=host.bundle)
 
 
 def _internal_port(program: AnyProgram, host: Surroundings) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 import dynctl
-from dynctl.agents import leases
+from dynctl.agents import handover, leases
 from dynctl.agents.host import processes
 from dynctl.agents.host.logs import LogFile
 from dynctl.agents.programs import (
@@ -79,6 +79,7 @@ class Supervisor:
                 group=group,
                 changed=self._changed,
                 runs=lambda: [unit.run for unit in self.units.values() if unit.run],
+                bundle=self._own_bundle(),
             )
             await self._recover()
             saver = group.create_task(self._save_often(), name="save")
@@ -112,11 +113,12 @@ class Supervisor:
             generation=wanted.generation if wanted else -1,
             fence=wanted.fence if wanted else 0,
             plan_digest=wanted.plan_digest if wanted else "",
-            bundle=self._running_bundle(),
+            bundle=self._host.bundle or (wanted.bundle if wanted else ""),
             boot_id=self._boot,
             pid=os.getpid(),
             started_unix_s=self._started_unix_s,
-            units=tuple(unit_status(unit) for unit in self.units.values()),
+            units=tuple(unit_status(unit) for unit in self.units.values() if not unit.is_aside),
+            asides=tuple(unit_status(unit) for unit in self.units.values() if unit.is_aside),
             degraded=tuple(f"{what}: {why}" for what, why in sorted(self._degraded.items())),
         )
 
@@ -144,6 +146,30 @@ class Supervisor:
         return self.units[unit_id]
 
     # What others wish
+
+    def restart(self, unit_id: str) -> None:
+        """Start a unit anew: beside its present process where it can hand over, else after that has ended.
+
+        Raises:
+            KeyError: when there is none of that id.
+        """
+        unit = self.units[unit_id]
+        if handover.next_id(unit_id) in self.units:
+            return
+        if handover.can_hand_over(unit, unit.program, self._host):
+            handover.start_successor(self.units, unit, unit.program, self._host)
+        else:
+            unit.restart()
+
+    def hold(self, unit_id: str) -> None:
+        """Drain a unit and keep it down until a restart is asked for.
+
+        Raises:
+            KeyError: when there is none of that id.
+        """
+        if (successor := self.units.get(handover.next_id(unit_id))) is not None:
+            handover.dismiss(self.units, successor)
+        self.units[unit_id].hold()
 
     async def apply(self, wanted: HostSlice) -> None:
         """Bring the units to what a slice says; returns when that is under way.
@@ -229,8 +255,12 @@ class Supervisor:
 
     def _reconcile(self, programs: list[AnyProgram]) -> None:
         wanted = {program.id: program for program in programs}
-        for unit_id, unit in list(self.units.items()):
-            if unit_id not in wanted and not unit.is_leaving:
+        for unit in list(self.units.values()):
+            program = wanted.get(unit.program.id)
+            if unit.id == handover.next_id(unit.program.id):
+                if program is None or program.digest != unit.wanted_digest:
+                    handover.dismiss(self.units, unit)
+            elif unit.id not in wanted and not unit.is_leaving:
                 unit.is_leaving = True
                 unit.stop()
         for unit_id, program in wanted.items():
@@ -238,12 +268,28 @@ class Supervisor:
                 self.units[unit_id] = Unit(program, self._host)
             unit = self.units[unit_id]
             unit.is_leaving = False
-            if unit.wanted_digest != program.digest:
-                unit.change(program)
+            if unit.wanted_digest != program.digest or self._is_outdated(unit):
+                self._replace(unit, program)
             elif not unit.is_held:
                 # Nothing happens to what runs; what had failed gets another chance.
                 unit.start()
         self._changed()
+
+    def _is_outdated(self, unit: Unit) -> bool:
+        """Whether a process runs older code than everything here shall; engines are left alone, their cache counts."""
+        own, wanted = self._host.bundle, self.slice.bundle if self.slice else ""
+        return (
+            unit.run is not None
+            and unit.program.can_follow(unit.program)
+            and own == wanted
+            and unit.run.bundle != own
+        )
+
+    def _replace(self, unit: Unit, program: AnyProgram) -> None:
+        if handover.can_hand_over(unit, program, self._host):
+            handover.start_successor(self.units, unit, program, self._host)
+        else:
+            unit.change(program)
 
     # Recovery
 
@@ -279,7 +325,7 @@ class Supervisor:
             return
         if program is None:
             return
-        unit = Unit(program, self._host)
+        unit = Unit(program, self._host, record.id)
         unit.remember(record)
         run = record.run if is_same_boot else None
         if run is not None and (run.identity is None or processes.is_same(run.identity)):
@@ -299,15 +345,14 @@ class Supervisor:
             self._degraded["units.json"] = error.message
             return Memory()
 
-    def _running_bundle(self) -> str:
+    def _own_bundle(self) -> str:
         home = Path(dynctl.__file__).parent.parent
-        if home.parent == self.root.path / "bundles":
-            return home.name
-        return self.slice.bundle if self.slice else ""
+        return home.name if home.parent == self.root.path / "bundles" else ""
 
     # Memory and log files
 
     def _changed(self) -> None:
+        handover.settle(self.units)
         for unit_id, unit in list(self.units.items()):
             if unit.is_leaving and unit.life.state is EngineState.STOPPED:
                 del self.units[unit_id]

@@ -21,7 +21,7 @@ from dynctl.agents.host.logs import LogFile
 from dynctl.agents.host.processes import Watched
 from dynctl.agents.lifecycle import Action, Event, Life, step
 from dynctl.agents.programs import AnyProgram
-from dynctl.agents.root import Run, UnitRecord
+from dynctl.agents.root import Facts, Run, UnitRecord
 from dynctl.agents.starting import RefusedError, Surroundings, own_pids, start
 from dynctl.core.deployment import EngineState
 from dynctl.core.text import clean
@@ -42,7 +42,9 @@ _NUM_MISSES = 3
 class Unit:
     """One engine, router or relay."""
 
-    def __init__(self, program: AnyProgram, host: Surroundings) -> None:
+    def __init__(self, program: AnyProgram, host: Surroundings, unit_id: str = "") -> None:
+        self.id = unit_id or program.id
+        """The program's, unless another process of it is the unit of that name (`handover`)."""
         self.program = program
         self.run: Run | None = None
         self.life = Life()
@@ -50,6 +52,8 @@ class Unit:
         """Drained by a person."""
         self.is_leaving = False
         """No longer in the slice: forgotten once it is stopped."""
+        self.predecessor: str | None = None
+        """Socket at which the process it is to follow offers its port."""
         self.log = LogFile(host.root.log_path(program.id), host.settings.log)
         self._host = host
         self._next: AnyProgram | None = None
@@ -59,7 +63,12 @@ class Unit:
 
     def __repr__(self) -> str:
         pid = self.run.identity.pid if self.run and self.run.identity else None
-        return f"<Unit {self.program.id} {self.life.state} pid={pid}>"
+        return f"<Unit {self.id} {self.life.state} pid={pid}>"
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether it takes over from, or has handed over to, the unit of its program's name."""
+        return self.id != self.program.id
 
     @property
     def wanted_digest(self) -> str:
@@ -128,7 +137,7 @@ class Unit:
         )
         if before.state is not self.life.state:
             why = f": {cause.text}" if cause and before.state is not EngineState.DRAINING else ""
-            _log.info("%s %s -> %s%s", self.program.id, before.state, self.life.state, why)
+            _log.info("%s %s -> %s%s", self.id, before.state, self.life.state, why)
         if action is not None:
             self._do(action)
         self._host.changed()
@@ -150,7 +159,7 @@ class Unit:
             self._chore.cancel()
         self._chore = None
         if work is not None:
-            name = f"{action or 'bury'}:{self.program.id}"
+            name = f"{action or 'bury'}:{self.id}"
             self._chore = self._host.group.create_task(self._guarded(work, action), name=name)
 
     async def _guarded(self, work: Chore, action: Action | None) -> None:
@@ -158,7 +167,7 @@ class Unit:
         try:
             outcome = await work()
         except Exception as error:  # noqa: BLE001 - one unit's fault must not end the others' supervisor
-            _log.exception("%s: %s failed", self.program.id, action)
+            _log.exception("%s: %s failed", self.id, action)
             cause = Cause("internal", f"internal error: {clean(repr(error))}", is_final=True)
             outcome = (Event.DRAIN_ENDED if action is Action.DRAIN else Event.STUCK, cause)
             if action is Action.WATCH:
@@ -175,7 +184,7 @@ class Unit:
             self.program, self._next = self._next, None
         self._is_now = False
         try:
-            run = await start(self.program, self._host, self.log)
+            run = await start(self.program, self._host, self.log, self.predecessor)
         except RefusedError as error:
             self._release()
             return Event.REFUSED, error.cause
@@ -185,30 +194,39 @@ class Unit:
         return await self._probe()
 
     async def _probe(self) -> Outcome:
-        """Ask until it is ready or the deadline passes."""
+        """Ask until it is ready or the deadline passes; the time it waits for others does not count."""
         program, run = self.program, self.run
         assert run is not None
-        age_s = max(0.0, time.time() - run.started_unix_s)
-        wait_s = _FIRST_PROBE_S
+        limit_s = max(1.0, program.deadline_s - max(0.0, time.time() - run.started_unix_s))
         try:
-            async with asyncio.timeout(max(1.0, program.deadline_s - age_s)):
-                while True:
-                    facts = await program.check(run, partial(own_pids, run.identity))
-                    if facts is not None:
-                        break
-                    await asyncio.sleep(wait_s)
-                    wait_s = min(_LAST_PROBE_S, wait_s * 1.3)
+            while (facts := await self._ask_until_ready(run, limit_s)) is None:
+                if not await program.is_waiting(run):
+                    return Event.DEADLINE_PASSED, self._overdue()
+                limit_s = program.deadline_s
         except ask.UnfitError as error:
             hint = f" ({error.hint})" if error.hint else ""
             text = error.message + hint
             return Event.DEADLINE_PASSED, Cause("config", text, is_final=True)
-        except TimeoutError:
-            text = f"not ready within {format_seconds(program.deadline_s)}"
-            last = self.log.last_lines(1, this_start=True)
-            text += f"; its last line: {clean(last[0])}" if last else ""
-            return Event.DEADLINE_PASSED, Cause("deadline", text)
         self.run = replace(run, facts=facts)
         return Event.BECAME_READY, None
+
+    async def _ask_until_ready(self, run: Run, limit_s: float) -> Facts | None:
+        wait_s = _FIRST_PROBE_S
+        try:
+            async with asyncio.timeout(limit_s):
+                while True:
+                    facts = await self.program.check(run, partial(own_pids, run.identity))
+                    if facts is not None:
+                        return facts
+                    await asyncio.sleep(wait_s)
+                    wait_s = min(_LAST_PROBE_S, wait_s * 1.3)
+        except TimeoutError:
+            return None
+
+    def _overdue(self) -> Cause:
+        text = f"not ready within {format_seconds(self.program.deadline_s)}"
+        last = self.log.last_lines(1, this_start=True)
+        return Cause("deadline", text + (f"; its last line: {clean(last[0])}" if last else ""))
 
     async def _watch(self) -> Outcome:
         """A process is watched by its pidfd; an adopted server must be asked again and again."""
@@ -238,7 +256,7 @@ class Unit:
                 while not await self.program.is_idle(run):  # noqa: ASYNC110 - it is another process
                     await asyncio.sleep(0.1)
         except TimeoutError:
-            _log.warning("%s still had requests when its drain time was over", self.program.id)
+            _log.warning("%s still had requests when its drain time was over", self.id)
         return Event.DRAIN_ENDED, None
 
     async def _terminate(self) -> Outcome:
@@ -252,7 +270,7 @@ class Unit:
         limit_s = self._host.settings.now_limit_s if self._is_now else self.program.stop_limit_s
         processes.send([run.identity.pid], signal.SIGTERM)
         await asyncio.sleep(limit_s)
-        _log.warning("%s did not end within %g s of SIGTERM", self.program.id, limit_s)
+        _log.warning("%s did not end within %g s of SIGTERM", self.id, limit_s)
         return await self._kill()
 
     async def _kill(self) -> Outcome:

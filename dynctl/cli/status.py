@@ -113,13 +113,16 @@ def _draw(statuses: dict[str, Any]) -> None:
 
     rows = []
     for name, status in statuses.items():
-        for unit in status.units:
+        for unit in (*status.units, *status.asides):
             up = (
                 "–"
                 if unit.started_unix_s is None
                 else format_seconds(time.time() - unit.started_unix_s)
             )
             note = unit.url if unit.state is EngineState.READY else unit.last_error
+            if unit.beside:
+                is_next = unit.state is EngineState.STARTING
+                note = f"{'takes over from' if is_next else 'handed over to'} {unit.beside}"
             pid = str(unit.pid or "–")
             rows.append(
                 [

@@ -61,3 +61,7 @@ class UnitStatus:
     url: str = ""
     """Where a router listens."""
     gpu_uuids: tuple[str, ...] = ()
+    bundle: str = ""
+    """Of the code it was started with; empty: not from a bundle."""
+    beside: str = ""
+    """The unit it takes over from or has handed over to; empty: it is a unit itself."""

@@ -16,6 +16,7 @@ from dynctl.core.inventory import HostEntry, Inventory
 from dynctl.core.text import clean
 from dynctl.core.units import format_seconds
 from dynctl.deploy.bundle import Bundle, Target, make_bundle
+from dynctl.deploy.diff import unit_changes
 from dynctl.deploy.goals import Goals
 from dynctl.deploy.launch import start_agent
 from dynctl.deploy.observe import PROGRAM_TIMEOUT_S, Seat, call
@@ -86,21 +87,31 @@ async def apply(work: Work, steps: Sequence[Step], fence: int) -> dict[str, Agen
                     await _send_slice(work, step, clients[entry.name], generation, fence)
 
         _raise_failures(work, await work.fleet.map(send, list(wanted)), "told what to run")
-        return await wait_ready(clients, work.tell)
+        return await wait_ready(clients, work.goals, work.tell)
 
 
-async def wait_ready(clients: Mapping[str, AgentClient], tell: Tell) -> dict[str, AgentStatus]:
-    """Wait until every unit of every host is ready, telling each change and, every 10 s, what is waited for.
+async def wait_ready(
+    clients: Mapping[str, AgentClient], goals: Goals, tell: Tell
+) -> dict[str, AgentStatus]:
+    """Wait until every unit of every host is as wished and ready.
+
+    Tells each change and, every 10 s, what is waited for.
 
     Raises:
-        DeployError: exit 6 when a unit failed for good, or time ran out.
+        DeployError: exit 6 when a unit failed for good, stayed what it was, or time ran out.
     """
     started = time.monotonic()
     told: dict[str, EngineState] = {}
     last_told = started
     while True:
         statuses = {name: await client.status() for name, client in clients.items()}
-        units = [(name, unit) for name, status in statuses.items() for unit in status.units]
+        units = [
+            (name, unit)
+            for name, status in statuses.items()
+            for unit in (*status.units, *status.asides)
+            # A predecessor lets its last requests end; nothing waits for that.
+            if not (unit.beside and unit.state is EngineState.DRAINING)
+        ]
         for name, unit in units:
             if told.get(unit.id) is not unit.state:
                 told[unit.id] = unit.state
@@ -120,6 +131,7 @@ async def wait_ready(clients: Mapping[str, AgentClient], tell: Tell) -> dict[str
             if unit.state is not EngineState.READY
         ]
         if not waiting:
+            _refuse_unchanged(statuses, goals)
             return statuses
         now = time.monotonic()
         if now - started > READY_TIMEOUT_S:
@@ -136,6 +148,19 @@ async def wait_ready(clients: Mapping[str, AgentClient], tell: Tell) -> dict[str
             )
             last_told = now
         await asyncio.sleep(POLL_S)
+
+
+def _refuse_unchanged(statuses: Mapping[str, AgentStatus], goals: Goals) -> None:
+    """All runs: then what is not as wished has a successor that failed."""
+    for name, status in statuses.items():
+        changes = unit_changes(goals.hosts[name].slice, HostState(name, status=status))
+        if changes:
+            errors = [unit.last_error for unit in status.units if unit.last_error]
+            raise DeployError(
+                f"{name}: {changes[0][0]}: {clean(errors[0], 300) if errors else 'not carried out'}",
+                "what ran before goes on; dynctl logs shows why, then run dynctl up again",
+                code=ExitCode.GATE,
+            )
 
 
 def _state_text(unit: UnitStatus) -> str:

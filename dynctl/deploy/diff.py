@@ -52,29 +52,38 @@ def _host_steps(goal: HostGoal, state: HostState) -> list[Step]:
 
 
 def unit_changes(wish: HostSlice, state: HostState) -> list[tuple[str, bool]]:
-    """Say for each unit what changes and whether that stops something: `+` new, `~` restart, `-` removed."""
+    """Say for each unit what changes and whether that stops something: `+` new, `~` restart, `-` removed.
+
+    Router and relay follow the agent's code, handing their port over to a successor, which stops nothing. Engines keep
+    the code they were started with: their cache is worth more.
+    """
     wanted = {engine.id: spec_digest(engine) for engine in wish.engines}
     wanted |= {router.id: spec_digest(router) for router in wish.routers}
     if wish.relay is not None:
         wanted[RELAY_ID] = spec_digest(wish.relay)
+    listens = {router.id: router.listen for router in wish.routers}
     running = {unit.id: unit for unit in state.status.units} if state.status else {}
     changes = [(f"+{unit_id}", False) for unit_id in wanted if unit_id not in running]
-    changes += [
-        (_restart_text(unit_id, running[unit_id]), True)
-        for unit_id, digest in wanted.items()
-        if unit_id in running
-        and (running[unit_id].spec_digest != digest or _is_down(running[unit_id]))
-    ]
+    for unit_id, digest in wanted.items():
+        unit = running.get(unit_id)
+        if unit is None:
+            continue
+        is_changed, is_outdated = unit.spec_digest != digest, unit.bundle != wish.bundle
+        if _is_down(unit):
+            changes.append((f"~{unit_id} (was {unit.state.value})", True))
+        elif unit.kind == "engine":
+            changes += [(f"~{unit_id} (changed)", True)] if is_changed else []
+        elif is_changed or is_outdated:
+            stays = unit.kind == "router" and unit.url.endswith(f"//{listens[unit_id]}")
+            hands_over = stays or not is_changed
+            why = ("changed" if is_changed else "new code") + hands_over * "; hands its port over"
+            changes.append((f"~{unit_id} ({why})", not hands_over))
     changes += [(f"-{unit_id}", True) for unit_id in running if unit_id not in wanted]
     return changes
 
 
 def _is_down(unit: UnitStatus) -> bool:
     return unit.state in {EngineState.FAILED, EngineState.STOPPED}
-
-
-def _restart_text(unit_id: str, unit: UnitStatus) -> str:
-    return f"~{unit_id} ({'was ' + unit.state.value if _is_down(unit) else 'changed'})"
 
 
 def _is_behind(wish: HostSlice, state: HostState) -> bool:

@@ -118,4 +118,4 @@ async def confirm_ready(comparison: Comparison) -> dict[str, AgentStatus]:
         ready = {
             name: client for name, client in clients.items() if not isinstance(client, DynctlError)
         }
-        return await wait_ready(ready, work.tell)
+        return await wait_ready(ready, work.goals, work.tell)

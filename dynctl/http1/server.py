@@ -116,15 +116,19 @@ class Server:
         """Of the listening sockets."""
         return [one.fileno() for one in self._listener.sockets] if self._listener else []
 
-    async def retire(self, idle_s: float, limit_s: float) -> None:
-        """Listen no more, yet serve who is connected: each is told with its next answer to connect anew.
-
-        Returns when nobody is left or after `limit_s`; who asks nothing for `idle_s` is let go before.
-        """
+    def stop_listening(self) -> None:
+        """Accept no more connections; those there are go on, each told with its next answer to connect anew."""
         self.is_retiring = True
-        self.idle_timeout_s = min(self.idle_timeout_s, idle_s)
         if self._listener is not None:
             self._listener.close()
+
+    async def retire(self, idle_s: float, limit_s: float) -> None:
+        """Stop listening and wait until nobody is left, at most `limit_s`.
+
+        Who asks nothing for `idle_s` is let go before.
+        """
+        self.stop_listening()
+        self.idle_timeout_s = min(self.idle_timeout_s, idle_s)
         for connection in self._connections:
             connection.hurry(self.now_s() + idle_s)
         await self._wait_until_empty(limit_s)

@@ -14,16 +14,31 @@ def goal(slice_):
 def as_wished(slice_, **changes):
     """The state after every step was taken."""
     units = [
-        UnitStatus(e.id, "engine", EngineState.READY, spec_digest=spec_digest(e))
+        UnitStatus(
+            e.id, "engine", EngineState.READY, spec_digest=spec_digest(e), bundle=slice_.bundle
+        )
         for e in slice_.engines
     ]
     units += [
-        UnitStatus(r.id, "router", EngineState.READY, spec_digest=spec_digest(r))
+        UnitStatus(
+            r.id,
+            "router",
+            EngineState.READY,
+            spec_digest=spec_digest(r),
+            url=f"http://{r.listen}",
+            bundle=slice_.bundle,
+        )
         for r in slice_.routers
     ]
     if slice_.relay:
         units.append(
-            UnitStatus(RELAY_ID, "relay", EngineState.READY, spec_digest=spec_digest(slice_.relay))
+            UnitStatus(
+                RELAY_ID,
+                "relay",
+                EngineState.READY,
+                spec_digest=spec_digest(slice_.relay),
+                bundle=slice_.bundle,
+            )
         )
     status = AgentStatus(
         "0", "prod", slice_.host_name, 1, 1, "d1", slice_.bundle, "boot", 1, 0.0, tuple(units)
@@ -92,6 +107,23 @@ def test_another_bundle_restarts_the_agent_and_no_engine(plan, inventory, ground
 
     assert [s.kind for s in steps] == [StepKind.BUNDLE, StepKind.AGENT, StepKind.SLICE]
     assert not any(s.is_disruptive for s in steps)
+    assert steps[-1].detail == (
+        "~chat-router (new code; hands its port over), ~relay (new code; hands its port over)"
+    )
+
+
+def test_a_changed_router_hands_its_port_over_unless_it_moves(plan, inventory, ground):
+    slice_ = make_slices(plan, inventory, ground)["a"]
+    (router,) = slice_.routers
+    other = dataclasses.replace(router, config=router.config | {"policy": "random"})
+    moved = dataclasses.replace(other, listen="127.0.0.1:8001")
+
+    assert unit_changes(dataclasses.replace(slice_, routers=(other,)), as_wished(slice_)) == [
+        ("~chat-router (changed; hands its port over)", False)
+    ]
+    assert unit_changes(dataclasses.replace(slice_, routers=(moved,)), as_wished(slice_)) == [
+        ("~chat-router (changed)", True)
+    ]
 
 
 def test_a_host_the_plan_no_longer_names_is_retired(plan, inventory, ground):

@@ -1,17 +1,22 @@
 """`up` to `down` on this machine, by the command line, the way an operator does it."""
 
+import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
+
+import dynctl
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -42,10 +47,12 @@ class Cluster:
             INVENTORY.format(base=self.base, listen=self.listen, engine=engine)
         )
 
-    def run(self, *words, code=0):
+    def run(self, *words, code=0, source=None):
+        """Run dynctl, from another copy of its code if `source` is given."""
         done = subprocess.run(
             [sys.executable, "-m", "dynctl", *words],
             cwd=self.directory,
+            env=os.environ | ({"PYTHONPATH": str(source)} if source else {}),
             capture_output=True,
             text=True,
             timeout=120,
@@ -67,6 +74,15 @@ class Cluster:
         )
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.loads(answer.read())
+
+    def stream(self, max_tokens):
+        """Begin a stream; gives the answer to be read."""
+        body = json.dumps(
+            {"model": "sim", "prompt": "long", "max_tokens": max_tokens, "stream": True}
+        )
+        client = http.client.HTTPConnection("127.0.0.1", self.listen, timeout=60)
+        client.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        return client, client.getresponse()
 
     def left_running(self):
         found = subprocess.run(
@@ -205,10 +221,82 @@ def test_a_changed_wish_restarts_only_what_it_concerns(cluster):
 
     done = cluster.run("up", "--yes")
 
-    assert "~chat-router (changed)" in done.stderr
+    assert "~chat-router (changed; hands its port over)" in done.stderr
     after = cluster.units()
     assert after["chat-router"]["incarnation"] != before["chat-router"]["incarnation"]
     assert after["chat-decode-0"]["pid"] == before["chat-decode-0"]["pid"]
+
+
+def test_new_code_takes_over_router_and_relay_while_a_stream_runs_through(cluster, tmp_path):
+    code = tmp_path / "code"
+    shutil.copytree(
+        Path(dynctl.__file__).parent, code / "dynctl", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    cluster.run("up", "--yes")
+    before = cluster.units()
+    client, answer = cluster.stream(1500)
+    assert answer.status == 200
+    answer.readline()
+    changed = code / "dynctl/core/text.py"
+    changed.write_text(changed.read_text() + "# another version\n")
+    asked = []
+
+    def keep_asking():
+        while not is_over.wait(0.02):
+            try:
+                asked.append(cluster.ask("short", 1)["choices"][0]["finish_reason"])
+            except OSError as error:
+                asked.append(str(error))
+
+    is_over = threading.Event()
+    asker = threading.Thread(target=keep_asking)
+    asker.start()
+    done = cluster.run("up", "--yes", source=code)
+    is_over.set()
+    asker.join()
+
+    assert "~relay (new code; hands its port over)" in done.stderr
+    assert "~chat-router (changed; hands its port over)" in done.stderr
+    assert "nothing that runs is stopped" in done.stderr
+    after = cluster.units()
+    is_same = {unit: after[unit]["pid"] == before[unit]["pid"] for unit in before}
+    assert is_same == {
+        "relay": False,
+        "chat-router": False,
+        "chat-prefill-0": True,
+        "chat-decode-0": True,
+    }
+    assert len({unit["bundle"] for unit in after.values()}) == 2
+    assert after["relay"]["bundle"] == after["chat-router"]["bundle"]
+    assert len(asked) > 20
+    assert set(asked) == {"length"}
+    rest = answer.read().decode()
+    assert rest.rstrip().endswith("data: [DONE]"), rest[-300:]
+    client.close()
+    assert "no changes" in cluster.run("up", "--yes", source=code).stderr
+    cluster.run("down", "--yes")
+    assert cluster.left_running() == []
+
+
+def test_code_that_does_not_start_leaves_the_router_before_it_at_work(cluster, tmp_path):
+    code = tmp_path / "code"
+    shutil.copytree(
+        Path(dynctl.__file__).parent, code / "dynctl", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    cluster.run("up", "--yes")
+    before = cluster.units()
+    (code / "dynctl/router/__main__.py").write_text("raise SystemExit('broken build')\n")
+
+    done = cluster.run("up", "--yes", source=code, code=6)
+
+    assert "its successor did not start" in done.stderr
+    assert "broken build" in done.stderr
+    after = cluster.units()
+    assert after["chat-router"]["pid"] == before["chat-router"]["pid"]
+    assert cluster.ask("still there?")["choices"]
+    # Going back is an ordinary `up`.
+    cluster.run("up", "--yes")
+    assert cluster.units()["chat-router"]["state"] == "ready"
 
 
 def test_a_second_operator_is_told_who_holds_the_lock(cluster):

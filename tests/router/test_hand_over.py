@@ -26,7 +26,8 @@ async def router_process(folder, name, *flags):
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+        # To the end of its pipe, so that nothing is left to the garbage collector.
+        await process.communicate()
 
 
 async def port_of(process):

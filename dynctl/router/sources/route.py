@@ -127,11 +127,13 @@ async def open_stream(
 ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
     """GET a long answer and give its pieces as they come; silence beyond `silence_s` is an error.
 
+    On a connection of its own: one from the pool may lead to a relay that has handed its port over.
+
     Raises:
         UpstreamError: when it does not begin with 200, breaks, or falls silent.
     """
     pieces = _Pieces()
-    call = upstream.send("GET", target, headers, b"", pieces)
+    call = upstream.send("GET", target, headers, b"", pieces, on_new_connection=True)
     try:
         status = await _within(pieces.status, silence_s, target)
         if status != 200:
