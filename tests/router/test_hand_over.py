@@ -75,8 +75,7 @@ def test_streams_and_requests_pass_through_a_hand_over_unharmed(run, short_dir):
                     await asyncio.sleep(0.005)
 
             async with asyncio.TaskGroup() as group:
-                group.create_task(keep_asking(clients[1]))
-                group.create_task(keep_asking(clients[2]))
+                asking = [group.create_task(keep_asking(client)) for client in clients[1:]]
                 take = ("--take-over", str(short_dir / "old.hand"))
                 async with router_process(short_dir, "new", *take) as new:
                     assert await port_of(new) == port
@@ -88,6 +87,7 @@ def test_streams_and_requests_pass_through_a_hand_over_unharmed(run, short_dir):
                     while len(statuses) < after + 20:
                         await asyncio.sleep(0.01)
                     is_over.set()
+                    await asyncio.wait(asking)
 
             assert events(answer.body)[-1] == b"[DONE]"
             assert len(events(answer.body)) > 200
