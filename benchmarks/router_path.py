@@ -186,10 +186,10 @@ async def measure(options, folder):
         back.data_received(LAST)
 
     cases = {
-        "short": (one_short, 2000),
-        "stream, 64 reads": (one_stream, 100),
-        "stream, 9 reads": (lambda: one_stream(7), 300),
-        "stream, 2 reads": (lambda: one_stream(31), 500),
+        "short": (one_short, 300),
+        "stream, 64 reads": (one_stream, 20),
+        "stream, 9 reads": (lambda: one_stream(7), 50),
+        "stream, 2 reads": (lambda: one_stream(31), 60),
     }
     for name, (call, number) in cases.items():
         if options.only and options.only not in name:
@@ -228,7 +228,7 @@ async def measure(options, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--policy", default="kv")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--profile", type=int, default=0)
     parser.add_argument("--sort", default="tottime")
     parser.add_argument("--callers", help="whose callers to print")

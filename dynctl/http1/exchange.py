@@ -60,14 +60,12 @@ class Exchange(msgspec.Struct, eq=False):
         """Give the whole answer at once; `lines` are header fields already written."""
         if self._begin():
             return
-        extra = lines + field_lines(headers) if headers else lines
+        if headers:
+            lines += field_lines(headers)
         if self._closes():
-            extra += b"connection: close\r\n"
+            lines += b"connection: close\r\n"
         head = b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n" % (
-            status_line(status),
-            content_type,
-            len(body),
-            extra,
+            *(status_line(status), content_type, len(body), lines),
         )
         connection = self._connection
         if self.request.method == "HEAD":
@@ -90,11 +88,13 @@ class Exchange(msgspec.Struct, eq=False):
         headers: Iterable[Header],
         length_bytes: int | None = None,
         *,
+        lines: bytes = b"",
         is_held: bool = False,
     ) -> None:
         """Begin an answer in pieces; without a length it stays open until `finish`.
 
-        `is_held` keeps the head back until the first piece, so that both are one write.
+        `lines` are header fields already written. `is_held` keeps the head back until the first piece, so that both
+        are one write.
         """
         if self._begin():
             return
@@ -107,7 +107,9 @@ class Exchange(msgspec.Struct, eq=False):
             framing = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
         if self._closes():
             framing += b"connection: close\r\n"
-        head = b"%b%b%b\r\n" % (status_line(status), field_lines(headers), framing)
+        if headers:
+            lines += field_lines(headers)
+        head = b"%b%b%b\r\n" % (status_line(status), lines, framing)
         if length_bytes is not None or is_held:
             # Nobody can use the head of a plain answer without its body: one write for both.
             self._held = head

@@ -5,7 +5,6 @@ A decision keeps the policy's frozen inputs, so that the same choice can be comp
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -14,8 +13,7 @@ from dynctl.router.choosing import Load, Need, Policy
 from dynctl.router.transfer_cost import PathCosts
 
 
-@dataclass(slots=True)
-class Decision:
+class Decision(msgspec.Struct, eq=False):
     """One choice of an engine."""
 
     request_id: str

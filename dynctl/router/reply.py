@@ -1,13 +1,12 @@
 """The client's side of one request: whole answers, errors, streams and their end. IO: through the exchange."""
 
-from dynctl.http1.message import Header
+from dynctl.http1.message import Header, field_lines
 from dynctl.http1.server import Exchange
 from dynctl.router.api.answers import Failure
 
-_STREAM_HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
+_STREAM_LINES = (
+    b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+    b"x-accel-buffering: no\r\n"
 )
 
 
@@ -27,8 +26,7 @@ class Reply:
     def stream(self) -> None:
         """Begin a stream of events; the head leaves with the first of them."""
         self.code = 200
-        headers = (*_STREAM_HEADERS, (b"x-request-id", self._shown_id), *self.extra)
-        self._exchange.start(200, headers, is_held=True)
+        self._exchange.start(200, (), lines=_STREAM_LINES + self._own_lines(), is_held=True)
 
     def write(self, events: bytes) -> None:
         """Send events."""
@@ -45,10 +43,11 @@ class Reply:
     def whole(self, body: bytes) -> None:
         """Give a whole answer."""
         self.code = 200
-        lines = b"x-request-id: %b\r\n" % self._shown_id
-        for name, value in self.extra:
-            lines += b"%b: %b\r\n" % (name, value)
-        self._exchange.respond(200, body, lines=lines)
+        self._exchange.respond(200, body, lines=self._own_lines())
+
+    def _own_lines(self) -> bytes:
+        own = b"x-request-id: %b\r\n" % self._shown_id
+        return own + field_lines(self.extra) if self.extra else own
 
     def fail(self, failure: Failure) -> None:
         """Answer with an error."""

@@ -49,7 +49,7 @@ def begin_short(
     """
     if (
         request.num_sequences != 1
-        or request.prompt_ids is not None
+        or (request.endpoint != CHAT and request.prompt_ids is not None)
         or not desk.placement.policy.uses_index
         or desk.placement.shadow is not None
         or len(desk.line)

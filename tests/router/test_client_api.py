@@ -343,3 +343,18 @@ def test_a_configuration_survives_its_own_json():
     )
 
     assert parse_config(msgspec.json.encode(config)) == config
+
+
+@pytest.mark.parametrize("space", ["", " ", "\t\n"])
+@pytest.mark.parametrize("text", ["plain", ":", " :", '\\"', "\\u0022:", "\\n", "\\\\", '\\":'])
+@pytest.mark.parametrize("double", [False, True])
+def test_a_key_that_is_there_twice_is_refused_whatever_strings_hold(space, text, double):
+    prompts = [f'"prompt"{space}:"{text}"'] * (2 if double else 1)
+    fields = [f'"model"{space}: "m"', *prompts, f'"user":{space}"{text}"']
+    body = ("{" + ",".join(fields) + "}").encode()
+    if double:
+        with pytest.raises(RefusedError, match="twice"):
+            parse_request("/v1/completions", body, Settings())
+    else:
+        request = parse_request("/v1/completions", body, Settings())
+        assert json.loads(request.encoded) == json.loads(body)

@@ -4,7 +4,6 @@ Bytes pass untouched, except usage the client did not ask for, which is cut out.
 is never made to look complete. Not here: sockets, retries. Pure.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -301,8 +300,7 @@ def _has_token(part: _Part) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """A whole answer, looked at once."""
 
     usage: Usage | None
