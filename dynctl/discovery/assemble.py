@@ -23,11 +23,13 @@ from dynctl.discovery.facts import (
     SystemFacts,
     TopoFacts,
 )
-from dynctl.discovery.gpus import GpuSources, gpus_of, process_of
+from dynctl.discovery.gpus import gpus_of
+from dynctl.discovery.identity import process_of
 from dynctl.discovery.judge import judge_host, judge_topology
 from dynctl.discovery.linkage import Square, as_nvlink
 from dynctl.discovery.merge import QUERIES, p2p_of
 from dynctl.discovery.nics import gpu_nic_links, nearest_nics, nics_of
+from dynctl.discovery.sources import GpuSources
 from dynctl.planner.grouping import nvlink_islands
 
 MIN_PYTHON = (3, 11)
