@@ -66,6 +66,11 @@ def groups_of(host: Host) -> dict[str, list[list[int]]]:
     return found
 
 
+def are_gpus_known(host: Host) -> bool:
+    """Whether a host without GPUs in its list has none."""
+    return not _UNCOUNTED & {warning.code for warning in host.warnings}
+
+
 def _host(host: Host) -> dict[str, Any]:
     nearest = dict(host.gpu_nics)
     return {
@@ -73,7 +78,7 @@ def _host(host: Host) -> dict[str, Any]:
         "address": host.address,
         "data_address": host.data_address,
         "gpus": [_gpu(gpu, nearest.get(gpu.index, ())) for gpu in host.gpus],
-        "gpus_known": not _UNCOUNTED & {w.code for w in host.warnings},
+        "gpus_known": are_gpus_known(host),
         "gpu_links": [list(row) for row in host.gpu_links],
         "nvlink_islands": [list(island) for island in host.nvlink_islands],
         "tp_groups": groups_of(host),
@@ -190,7 +195,7 @@ def gpu_summary(host: Host) -> str:
             states[gpu.state.value] = states.get(gpu.state.value, 0) + 1
     text = ", ".join(f"{count} × {name}" for name, count in kinds.items())
     odd = ", ".join(f"{count} {state}" for state, count in states.items())
-    return (text or "none") + (f" ({odd})" if odd else "")
+    return (text or ("none" if are_gpus_known(host) else "unknown")) + (f" ({odd})" if odd else "")
 
 
 def link_summary(host: Host) -> str:

@@ -266,6 +266,18 @@ def test_discover_names_an_nvlink_that_is_down(tmp_path: Path) -> None:
     assert [gpu["nvlinks_active"] for gpu in host["gpus"]] == [18, 18, 18, 17, 18, 18, 18, 18]
 
 
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [("mismatch", "gpu-driver-library-mismatch"), ("unloaded", "gpu-driver-not-loaded")],
+)
+def test_discover_tells_a_driver_that_cannot_be_talked_to_once(tmp_path: Path, fault: str, code: str) -> None:  # fmt: skip
+    machine = Machine(tmp_path, "hgx-h100")
+    (tmp_path / "gpus.tsv").write_text(replace(machine.facts, fault=fault).text())
+    host = discovered(machine, has_smi=True)
+    assert [w["code"] for w in host["warnings"] if w["code"].startswith("gpu-")] == [code]
+    assert host["gpus_known"] is False
+
+
 def test_discover_keeps_the_other_gpus_when_one_is_lost(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "hgx-h100")
     lost = tuple(replace(g, state="lost") if g.index == 2 else g for g in machine.facts.gpus)

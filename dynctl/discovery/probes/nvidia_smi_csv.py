@@ -91,16 +91,18 @@ def parse(done: Completed) -> SmiFacts:
     if done.exit_status == ABSENT_STATUS:
         return SmiFacts(is_installed=False)
     text = text_of(done)
-    sections = _sections(text) if _TITLE.search(text) else _capture(text)
+    is_ours = _TITLE.search(text) is not None
+    sections = _sections(text) if is_ours else _capture(text)
     gpus, broken = parse_gpus("\n".join(sections.get("gpus", [])))
     for name, lines in sections.items():
         if name.startswith("gpu "):
             one, one_broken = parse_gpus("\n".join(lines))
             gpus += one
             broken += one_broken
-    if not gpus and not broken and "processes" not in sections:
+    # A capture may be of the processes alone; our own script always asks for the GPUs as well.
+    if not gpus and not broken and (is_ours or "processes" not in sections):
         check_smi(done)
-        if text.strip() and not _TITLE.search(text):
+        if text.strip() and not is_ours:
             raise fail("nvidia-smi", 1, text.strip().split("\n")[0], "no row, and no message that is known")  # fmt: skip
     if not gpus and any("device handle" in text or "lost" in text for _, text in broken):
         check_smi(done)
