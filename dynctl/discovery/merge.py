@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from dynctl.core.machine import GpuHealth
 from dynctl.core.units import MIB, format_bytes
+from dynctl.discovery.bounds import MAX_GPUS
 from dynctl.discovery.facts import (
     GpuFacts,
     HostFacts,
@@ -25,6 +26,7 @@ from dynctl.discovery.facts import (
 )
 from dynctl.discovery.linkage import Square
 from dynctl.discovery.pcitree import bus_key
+from dynctl.planner.grouping import link_rank
 
 T = TypeVar("T")
 
@@ -45,8 +47,6 @@ _WORSE: dict[str, Callable[[Sequence[Any]], Any]] = {
     "fabric_status": lambda words: next((w for w in words if w != "Success"), words[0]),
 }
 """Which of several answers counts; the first one for all others."""
-_SPEEDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
-"""Links over PCIe, the best first."""
 
 
 def queries_of(found: HostFacts) -> tuple[QueryFacts, ...]:
@@ -117,16 +117,17 @@ def topo_of(found: HostFacts) -> TopoFacts:
     nvml = found.fact("nvml", NvmlFacts)
     if nvml is None or not nvml.topo.gpu_indexes:
         return printed
-    indexes = tuple(sorted({*nvml.topo.gpu_indexes, *printed.gpu_indexes}))
+    indexes = tuple(sorted({*nvml.topo.gpu_indexes, *printed.gpu_indexes}))[:MAX_GPUS]
     sources = (nvml.topo, printed)
-
-    def link(a: int, b: int) -> str | None:
-        return _slower(_cell(nvml.topo, a, b), _cell(printed, a, b))
+    ours, theirs = _cells(nvml.topo, nvml.topo.links), _cells(printed, printed.links)
+    p2p = _cells(printed, printed.p2p)
 
     return replace(
         printed,
         gpu_indexes=indexes,
-        links=tuple(tuple(link(a, b) for b in indexes) for a in indexes),
+        links=tuple(
+            tuple(_slower(ours.get((a, b)), theirs.get((a, b))) for b in indexes) for a in indexes
+        ),
         nic_links=tuple(
             _row(printed.gpu_indexes, printed.nic_links, i) or (None,) * len(printed.nic_names)
             for i in indexes
@@ -136,9 +137,7 @@ def topo_of(found: HostFacts) -> TopoFacts:
         cpu_affinity=_either([(s.gpu_indexes, s.cpu_affinity) for s in sources], indexes),
         numa_affinity=_either([(s.gpu_indexes, s.numa_affinity) for s in sources], indexes),
         gpu_numa_id=tuple(_row(printed.gpu_indexes, printed.gpu_numa_id, i) for i in indexes),
-        p2p=tuple(tuple(_cell(printed, a, b, printed.p2p) for b in indexes) for a in indexes)
-        if printed.p2p
-        else (),
+        p2p=tuple(tuple(p2p.get((a, b)) for b in indexes) for a in indexes) if p2p else (),
     )
 
 
@@ -148,18 +147,17 @@ def _slower(ours: str | None, theirs: str | None) -> str | None:
         return ours or theirs
     if _is_same_kind(ours, theirs):
         return theirs
-    ranks = [_SPEEDS.index(label) if label in _SPEEDS else -1 for label in (ours, theirs)]
-    return ours if ranks[0] > ranks[1] else theirs
+    return min(ours, theirs, key=link_rank)
 
 
 def _is_same_kind(a: str, b: str) -> bool:
     return a == b or (a.startswith("NV") and b.startswith("NV"))
 
 
-def _cell(source: TopoFacts, a: int, b: int, square: Square | None = None) -> str | None:
-    cells = source.links if square is None else square
-    where = {index: i for i, index in enumerate(source.gpu_indexes)}
-    return cells[where[a]][where[b]] if a in where and b in where else None
+def _cells(source: TopoFacts, square: Square) -> dict[tuple[int, int], str | None]:
+    """A matrix by the GPUs' indexes."""
+    rows = zip(source.gpu_indexes, square, strict=False)
+    return {(a, b): cell for a, row in rows for b, cell in zip(source.gpu_indexes, row, strict=True)}  # fmt: skip
 
 
 def _row(indexes: Sequence[int], rows: Sequence[T], index: int) -> T | None:
@@ -239,8 +237,9 @@ def _matrices(ours: TopoFacts, printed: TopoFacts | None) -> Iterator[str]:
     if printed is None:
         return
     odd = []
+    both = _cells(ours, ours.links), _cells(printed, printed.links)
     for a, b in combinations(ours.gpu_indexes, 2):
-        cells = _cell(ours, a, b), _cell(printed, a, b)
+        cells = both[0].get((a, b)), both[1].get((a, b))
         if cells[0] and cells[1] and not _is_same_kind(cells[0], cells[1]):
             odd.append(f"GPU{a}–GPU{b} {cells[0]}, {cells[1]}")
     if odd:
