@@ -17,12 +17,13 @@ from dynctl.core.units import format_bytes
 from dynctl.errors import PlanError
 from dynctl.planner.digest import digest_of, with_digest
 from dynctl.planner.engines import Need, cpu_room, need_of
+from dynctl.planner.forecast import price
 from dynctl.planner.limits import block_size, max_num_seqs, room_of, simulated_batched_tokens
 from dynctl.planner.memory import legal_tp, sheet
 from dynctl.planner.options import needed_tokens
 from dynctl.planner.placement import Group, kind_of, natural, port_space
 from dynctl.planner.transfer import Fabric
-from dynctl.planner.verdict import judge, price
+from dynctl.planner.verdict import judge
 
 _MAX_SHOWN = 20
 EDITED = "edited by hand since it was made: its digest was not that of its content"

@@ -7,17 +7,28 @@ Pure.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
 from dynctl.core.plan import Figure
-from dynctl.errors import PlanError
 from dynctl.planner.estimate import LEAST_RPS, serve
-from dynctl.planner.layouts import Choice, Pricer, aggregated, cells, mixed, pairs, split
+from dynctl.planner.layouts import (
+    Cell,
+    Choice,
+    Pricer,
+    aggregated,
+    cells,
+    gpus_per_rps,
+    mixed,
+    pairs,
+    split,
+)
 from dynctl.planner.limits import batched_choices
 from dynctl.planner.options import Misfit, Option, with_batch
+from dynctl.planner.placement import GpuKind
+from dynctl.planner.refusing import refusal
 
 GAIN_ERROR_DENSE = 0.15
 GAIN_ERROR_MOE = 0.25
@@ -53,7 +64,7 @@ class Trail:
     apart: Choice | None = None
     chosen: Choice | None = None
     gain: Figure | None = None
-    """Requests per second on the chosen GPUs, prefill/decode over aggregated."""
+    """Requests per second and GPU, prefill/decode over aggregated."""
     can_split: bool = False
     """Whether the GPUs hold two engines at all."""
     is_cut_short: bool = False
@@ -68,26 +79,44 @@ def choose(pricer: Pricer, model: Model, options: Sequence[Option], trail: Trail
     priced = [option for option in options if option.pace is not None]
     rates = [tuned(pricer, model, option) for option in priced]
     together = [c for o, rate in rates if (c := aggregated(pricer, o, rate)) is not None]
-    if not together and (several := mixed(pricer, rates)) is not None:
-        together.append(several)
+    several = (mixed(pricer, rates), mixed(pricer, _most_of_each_kind(rates)))
+    together += [choice for choice in several if choice is not None]
     together.sort(key=lambda c: _preference(c, model, pricer.wish))
     fewest = together[0].num_gpus if together else None
-    apart = _splits(pricer, model, priced, fewest)
+    apart = _splits(pricer, model, priced, fewest, _per_gpu(priced, rates))
     trail.together = together[0] if together else None
     trail.apart = apart[0] if apart else None
     trail.can_split = any(len(o.groups) > 1 for o in priced) or len({o.kind for o in priced}) > 1
     trail.is_cut_short = pricer.is_spent
     _note(trail, pricer, rates, together, apart)
     if not together and not apart:
-        raise _refusal(pricer, model, rates)
-    per_gpu = max((rate / o.size for o, rate in rates), default=0.0)
-    trail.gain = _gain(trail.apart, per_gpu, model)
-    if apart and (
-        not together
-        or (trail.gain is not None and trail.gain.low > 1 and apart[0].num_gpus < (fewest or 0))
-    ):
+        raise refusal(pricer, model, rates)
+    trail.gain = apart[0].gain if apart else None
+    if apart and (fewest is None or (is_sure(apart[0]) and apart[0].num_gpus < fewest)):
         return [*apart, *together]
     return [*together, *apart]
+
+
+def is_sure(choice: Choice) -> bool:
+    """Whether prefill/decode wins by more than its error.
+
+    A property of engines, links and goals, not of the rate: so a higher rate never needs fewer GPUs.
+    """
+    return _wins(choice.gain)
+
+
+def _wins(gain: Figure | None) -> bool:
+    return gain is None or gain.low > 1
+
+
+def _most_of_each_kind(rates: Sequence[tuple[Option, float]]) -> list[tuple[Option, float]]:
+    """Of every GPU kind the option that bears most in all."""
+    best: dict[GpuKind, tuple[Option, float]] = {}
+    for option, rate in rates:
+        known = best.get(option.kind)
+        if known is None or rate * len(option.groups) > known[1] * len(known[0].groups):
+            best[option.kind] = option, rate
+    return list(best.values())
 
 
 def tuned(pricer: Pricer, model: Model, option: Option) -> tuple[Option, float]:
@@ -117,7 +146,11 @@ def _worth(wish: DeploymentWish, rate_rps: float) -> float:
 
 
 def _splits(
-    pricer: Pricer, model: Model, options: Sequence[Option], fewest: int | None
+    pricer: Pricer,
+    model: Model,
+    options: Sequence[Option],
+    fewest: int | None,
+    per_gpu: Mapping[int, float],
 ) -> list[Choice]:
     """Prefill/decode layouts. Those that take far more GPUs than aggregated engines do are not followed to their end."""
     found: list[Choice] = []
@@ -131,11 +164,13 @@ def _splits(
         for cell in cells(pricer, p, d):
             if pricer.is_spent:
                 break
-            best = min((c.num_gpus for c in found), default=ceiling)
-            choice = split(pricer, p, d, cell, min(best, ceiling))
+            gain = _gain(pricer, p, d, cell, per_gpu, model)
+            # What wins surely is not cut off by what only seems to.
+            rivals = [c.num_gpus for c in found if is_sure(c) or not _wins(gain)]
+            choice = split(pricer, p, d, cell, min(rivals, default=ceiling))
             if choice is not None:
-                found.append(choice)
-    return sorted(found, key=lambda c: _preference(c, model, pricer.wish))
+                found.append(replace(choice, gain=gain))
+    return sorted(found, key=lambda c: (not is_sure(c), *_preference(c, model, pricer.wish)))
 
 
 def _preference(choice: Choice, model: Model, wish: DeploymentWish) -> tuple[object, ...]:
@@ -154,19 +189,42 @@ def _preference(choice: Choice, model: Model, wish: DeploymentWish) -> tuple[obj
     )
 
 
-def _gain(apart: Choice | None, together_rps_per_gpu: float, model: Model) -> Figure | None:
-    """Prefill/decode over aggregated engines on as many GPUs; None where one of them serves nothing."""
-    if apart is None or together_rps_per_gpu <= 0:
+def _per_gpu(options: Sequence[Option], rates: Sequence[tuple[Option, float]]) -> dict[int, float]:
+    """What each GPU of an option (by its `id`) bears under the best aggregated engines its hosts allow, on average."""
+    best: dict[tuple[str, GpuKind], float] = {}
+    for option, rate in rates:
+        for name in {group.host.name for group in option.groups}:
+            key = name, option.kind
+            best[key] = max(best.get(key, 0.0), rate / option.size)
+    return {
+        id(o): sum(best.get((g.host.name, o.kind), 0.0) for g in o.groups) / len(o.groups)
+        for o in options
+    }
+
+
+def _gain(
+    pricer: Pricer,
+    p: Option,
+    d: Option,
+    cell: Cell,
+    per_gpu: Mapping[int, float],
+    model: Model,
+) -> Figure | None:
+    """Prefill/decode over aggregated engines on the same GPUs; None where one of them serves nothing."""
+    gpus = gpus_per_rps(pricer, p, d, cell)
+    if gpus is None:
         return None
-    expected = apart.rate_rps / (together_rps_per_gpu * apart.num_gpus)
+    together = gpus[0] * per_gpu[id(p)] + gpus[1] * per_gpu[id(d)]
+    if together <= 0:
+        return None
     error = GAIN_ERROR_MOE if model.num_experts else GAIN_ERROR_DENSE
-    is_sure = apart.where != "over hosts" or (apart.speed is not None and apart.speed.is_measured)
-    error += 0.0 if is_sure else GAIN_ERROR_UNMEASURED
+    is_known = cell.where != "over hosts" or cell.speed.is_measured
+    error += 0.0 if is_known else GAIN_ERROR_UNMEASURED
     return Figure(
-        round(expected / (1 + error), 2),
-        round(expected, 2),
-        round(expected * (1 + error), 2),
-        f"modelled, ± {error:.0%}{'' if is_sure else ', the links were not measured'}",
+        round(1 / together / (1 + error), 2),
+        round(1 / together, 2),
+        round(1 / together * (1 + error), 2),
+        f"modelled, ± {error:.0%}{'' if is_known else ', the links were not measured'}",
     )
 
 
@@ -239,97 +297,6 @@ def settle(trail: Trail, chosen: Choice) -> None:
             )
         )
     trail.considered = done
-
-
-def _refusal(pricer: Pricer, model: Model, rates: Sequence[tuple[Option, float]]) -> PlanError:
-    """Name what binds: the rate, or the goal that no size reaches at any rate."""
-    wish = pricer.wish
-    best: dict[object, float] = {}
-    for option, rate in rates:
-        best[option.kind] = max(best.get(option.kind, 0.0), rate * len(option.groups))
-    together = sum(best.values())
-    apart, num_apart, name = _most_apart(pricer, [o for o, _ in rates])
-    if max(together, apart) > 0:
-        return _too_much(wish, rates, together, apart, num_apart, name)
-    return _out_of_reach(pricer, model, [o for o, _ in rates])
-
-
-def _too_much(
-    wish: DeploymentWish,
-    rates: Sequence[tuple[Option, float]],
-    together: float,
-    apart: float,
-    num_apart: int,
-    name: str,
-) -> PlanError:
-    wanted = wish.workload.rate_rps
-    if apart > together:
-        most, gpus, what = apart, num_apart, f"{name}, prefill and decode apart"
-    else:
-        able = [(o, rate) for o, rate in rates if rate > 0]
-        option, rate = max(able, key=lambda each: each[1] * len(each[0].groups))
-        most, gpus = together, len(option.groups) * option.size
-        what = f"{len(option.groups)} × {option.name}"
-        if together > rate * len(option.groups) * 1.001:
-            what += " and the other kinds beside it"
-    return PlanError(
-        f"deployment {wish.name}: {wanted:g} req/s is more than the free GPUs serve within the goals: "
-        f"at most {most:.3g} req/s with {what}",
-        f"about {math.ceil(wanted / most * gpus)} such GPUs would do, or workload.rate_rps {_floor(most)}, or looser slo",
-    )
-
-
-def _floor(rate_rps: float) -> str:
-    """A rate a little below the most, short to write."""
-    digits = 1 - math.floor(math.log10(rate_rps)) if rate_rps > 0 else 0
-    scale = 10.0**digits
-    return f"{math.floor(rate_rps * scale) / scale:g}"
-
-
-def _most_apart(pricer: Pricer, options: Sequence[Option]) -> tuple[float, int, str]:
-    """The highest rate a division of all groups of one option serves within the goals, its GPUs and its name."""
-    found = (0.0, 0, "")
-    for option in options:
-        for cell in cells(pricer, option, option):
-            count = min(len(cell.prefill), 64)
-            shares = sorted({max(1, count * share // 8) for share in range(1, 8)})
-            for num_p in shares:
-                if num_p >= count or not cell.has(option, num_p, option, count - num_p):
-                    continue
-                layout = pricer.apart(option, num_p, option, count - num_p, cell.speed.bytes_s)
-                rate = pricer.max_rate_rps(layout)
-                if rate > found[0]:
-                    found = rate, count * option.size, f"{count} × {option.name}"
-    return found
-
-
-def _out_of_reach(pricer: Pricer, model: Model, options: Sequence[Option]) -> PlanError:
-    wish, slo = pricer.wish, pricer.wish.slo
-    idle = [pricer.serve(pricer.alone(o, 1), LEAST_RPS) for o in options]
-    idle += [
-        pricer.serve(pricer.apart(p, 1, d, 1, cell.speed.bytes_s), LEAST_RPS)
-        for p, d in pairs(options, model)
-        for cell in cells(pricer, p, d)
-        if cell.has(p, 1, d, 1)
-    ]
-    ttft = min(s.ttft_p99_s for s in idle) * 1e3
-    itl = min(s.itl_p99_s for s in idle) * 1e3
-    if slo.ttft_ms is not None and ttft > slo.ttft_ms:
-        return PlanError(
-            f"deployment {wish.name}: slo.ttft_ms {slo.ttft_ms:g} is infeasible: the best reachable TTFT is "
-            f"{ttft:.3g} ms for {wish.workload.isl_tokens} prompt tokens",
-            f"slo.ttft_ms {math.ceil(ttft * 1.01)} would do, or shorter prompts, or faster GPUs",
-        )
-    if slo.itl_ms is not None and itl > slo.itl_ms:
-        return PlanError(
-            f"deployment {wish.name}: slo.itl_ms {slo.itl_ms:g} is infeasible: the best reachable ITL is {itl:.3g} ms",
-            f"slo.itl_ms {math.ceil(itl * 1.01)} would do, or GPUs with more memory bandwidth",
-        )
-    return PlanError(
-        f"deployment {wish.name}: no layout reaches slo.ttft_ms {slo.ttft_ms or 0:g} and slo.itl_ms "
-        f"{slo.itl_ms or 0:g} at once; each alone can be had ({ttft:.3g} ms and {itl:.3g} ms at best)",
-        "loosen one of them, or shorten prompts",
-    )
 
 
 def ratio_rows(pricer: Pricer, choice: Choice) -> list[tuple[int, int, Choice]]:

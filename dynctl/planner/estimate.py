@@ -29,6 +29,8 @@ LEAST_RPS = 1e-3
 """A rate at which nothing waits."""
 _PASSES = 3
 """Of the fixed point between running sequences, what they leave prompts of a step, and what is cached."""
+_SETTLED = 0.005
+"""By how much, as a share, running sequences may still change in the last pass."""
 
 
 class Pace(Protocol):
@@ -246,7 +248,10 @@ def _aggregated(layout: Layout, work: Workload, rate_rps: float) -> Served:
             rate,
             side.max_sequences,
         )
-        hit = min(hit, hit_ratio(layout, work, min(sequences, side.max_sequences)))
+        before, running = hit, min(sequences, side.max_sequences)
+        hit = min(hit, hit_ratio(layout, work, running))
+        if hit > before - _SETTLED and abs(max(1.0, running) - held) < _SETTLED * held:
+            break
     step = engine.decode_s(min(sequences, side.max_sequences), context)
     serving_s = prompts.added_s / engine.stages + prompts.num_steps * step
     if rate * serving_s >= 1:
@@ -342,8 +347,8 @@ def max_rate_rps(layout: Layout, work: Workload, slo: Slo) -> float:
     if not meets(serve(layout, work, high), slo):
         return 0.0
     while high < 1e6 and meets(serve(layout, work, high), slo):
-        low, high = high, high * 2
-    for _ in range(24):
+        low, high = high, high * 4
+    for _ in range(18):
         middle = (low + high) / 2
         if meets(serve(layout, work, middle), slo):
             low = middle

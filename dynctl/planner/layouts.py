@@ -8,11 +8,11 @@ Pure.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
-from dynctl.core.plan import Role
+from dynctl.core.plan import Figure, Role
 from dynctl.core.workload import Slo
 from dynctl.planner.estimate import (
     LEAST_RPS,
@@ -30,6 +30,8 @@ from dynctl.planner.transfer import Fabric, Speed
 
 MAX_SPEEDS = 8
 """Network speeds at which host sets are cut."""
+_MANY = 64
+"""So many engines of one role that only the other one binds."""
 MAX_SIZES = 10
 """Options of one GPU kind tried on each side of prefill/decode."""
 
@@ -66,6 +68,8 @@ class Choice:
     speed: Speed | None = None
     """Between prefill and decode at worst; None: aggregated."""
     where: str = ""
+    gain: Figure | None = None
+    """Prefill/decode over aggregated engines, in rate per GPU; None: aggregated ones, or these serve nothing."""
 
     @property
     def num_gpus(self) -> int:
@@ -94,6 +98,8 @@ class Pricer:
     left: int
     """How many more layouts may be priced."""
 
+    _borne: dict[tuple[str, int, int, float], float] = field(default_factory=dict)
+
     @property
     def is_spent(self) -> bool:
         """Whether the search has to stop at the best so far."""
@@ -111,8 +117,15 @@ class Pricer:
 
     def max_rate_rps(self, layout: Layout) -> float:
         """The highest rate within the goals."""
-        self.left -= 32
-        return max_rate_rps(layout, self.wish.workload, self.wish.slo)
+        rate = max_rate_rps(layout, self.wish.workload, self.wish.slo)
+        self.left -= 24 if rate else 1
+        return rate
+
+    def bears(self, key: tuple[str, int, int, float], layout: Layout) -> float:
+        """The highest rate within the goals of a layout that is asked for again and again."""
+        if key not in self._borne:
+            self._borne[key] = self.max_rate_rps(layout)
+        return self._borne[key]
 
     def side(self, option: Option, count: int) -> Side:
         """Engines of an option as the estimate sees them."""
@@ -144,33 +157,37 @@ def aggregated(pricer: Pricer, option: Option, rate_rps: float) -> Choice | None
 
 
 def mixed(pricer: Pricer, rates: Sequence[tuple[Option, float]]) -> Choice | None:
-    """Engines of several GPU kinds together, the best per GPU first; None when all of them do not serve the rate."""
-    best: dict[object, tuple[Option, float]] = {}
-    for option, rate in rates:
-        known = best.get(option.kind)
-        if rate > 0 and (
-            known is None or rate * len(option.groups) > known[1] * len(known[0].groups)
-        ):
-            best[option.kind] = option, rate
-    ranked = sorted(best.values(), key=lambda o: (-o[1] / o[0].size, o[0].kind))
-    left = pricer.wish.workload.rate_rps
-    parts: list[Part] = []
-    worst: Served | None = None
-    total = 0.0
+    """Engines of several options together, the best per GPU first; None when all of them do not serve the rate.
+
+    Every option but the last gives all engines it still has room for, each on GPUs of its own.
+    """
+    ranked = sorted(
+        ((o, rate) for o, rate in rates if rate > 0),
+        key=lambda each: (-each[1] / each[0].size, each[0].kind, each[0].size),
+    )
+    wanted = left = pricer.wish.workload.rate_rps
+    used: set[tuple[str, int]] = set()
+    taken: list[tuple[Part, float]] = []
     for option, rate in ranked:
-        if left <= 1e-9:
-            break
-        count = min(len(option.groups), math.ceil(left / rate - 1e-9))
-        share = min(left, rate * count)
-        served = pricer.serve(pricer.alone(option, count), share)
-        if worst is None or served.ttft_p99_s > worst.ttft_p99_s:
-            worst = served
-        parts.append(Part(Role.AGGREGATED, option, count, option.groups))
-        left -= share
-        total += rate * count
-    if left > 1e-9 or worst is None or len(parts) < 2:
+        free = [g for g in option.groups if used.isdisjoint(_gpus_of(g))]
+        count = min(len(free), math.ceil(left / rate - 1e-9)) if left > 1e-9 else 0
+        if count:
+            used.update(gpu for group in free[:count] for gpu in _gpus_of(group))
+            taken.append((Part(Role.AGGREGATED, option, count, tuple(free)), rate * count))
+            left -= rate * count
+    if left > 1e-9 or len(taken) < 2:
         return None
-    return Choice(tuple(parts), worst, total)
+    total = sum(most for _, most in taken)
+    served = [
+        pricer.serve(pricer.alone(part.option, part.count), wanted * most / total)
+        for part, most in taken
+    ]
+    worst = max(served, key=lambda s: s.ttft_p99_s)
+    return Choice(tuple(part for part, _ in taken), worst, total)
+
+
+def _gpus_of(group: Group) -> list[tuple[str, int]]:
+    return [(group.host.name, position) for position in group.positions]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -332,6 +349,16 @@ def _shrink(
                 is_smaller = True
                 break
     return num_p, num_d
+
+
+def gpus_per_rps(pricer: Pricer, p: Option, d: Option, cell: Cell) -> tuple[float, float] | None:
+    """GPUs that many well matched prefill and decode engines take per request a second; None: they serve nothing."""
+    speed, num = cell.speed.bytes_s, min(_MANY // 8, len(cell.prefill))
+    ours = pricer.bears(("p", id(p), num, speed), pricer.apart(p, num, d, _MANY, speed))
+    theirs = pricer.bears(("d", id(d), 1, speed), pricer.apart(p, _MANY, d, 1, speed))
+    if ours <= 0 or theirs <= 0:
+        return None
+    return p.size * num / ours, d.size / theirs
 
 
 def pairs(options: Sequence[Option], model: Model) -> Iterator[tuple[Option, Option]]:

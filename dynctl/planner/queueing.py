@@ -10,13 +10,23 @@ from dataclasses import dataclass
 
 
 def little(life_s: Callable[[float], float], rate_rps: float, max_sequences: float) -> float:
-    """Sequences in flight: the smallest B with B = rate × life(B); larger than `max_sequences` when there is none."""
-    sequences = rate_rps * life_s(1.0)
+    """Sequences in flight: the smallest B with B = rate × life(B); larger than `max_sequences` when there is none.
+
+    Steps along the chord of the last two points, which for a life that grows ever faster never overshoots.
+    """
+    before, sequences = 1.0, rate_rps * life_s(1.0)
+    start = sequences
     for _ in range(60):
         following = rate_rps * life_s(sequences)
-        if following > max_sequences * 4 or abs(following - sequences) < 0.01:
+        if following > max_sequences * 4 or abs(following - sequences) < 0.01 + 0.001 * sequences:
             return following
-        sequences = following
+        slope = (following - start) / (sequences - before) if sequences != before else 0.0
+        before, start = sequences, following
+        sequences = (
+            following + slope / (1 - slope) * (following - sequences)
+            if 0 < slope < 0.9
+            else following
+        )
     return sequences
 
 

@@ -24,13 +24,14 @@ from dynctl.planner import options as sizes
 from dynctl.planner.choosing import Trail
 from dynctl.planner.digest import with_digest
 from dynctl.planner.engines import Need, need_of, plan_free_engines
+from dynctl.planner.forecast import price
 from dynctl.planner.limits import block_size, declared, max_model_len, max_num_seqs, memory_share
 from dynctl.planner.placement import Allocation, left_out, natural
 from dynctl.planner.pools import Draft, Ground, explicit_pools, gpu_hosts, searched_pools
 from dynctl.planner.transfer import Fabric
-from dynctl.planner.verdict import judge, price
+from dynctl.planner.verdict import judge
 
-MOST_PRICED = 60_000
+MOST_PRICED = 120_000
 """Layouts priced for one plan, shared by its deployments: a bound in work, not in time, so that plans do not depend on
 the machine. About 5 s on one core."""
 LEAST_PRICED = 1_500

@@ -1,5 +1,6 @@
 """What holds for every plan, whatever the cluster."""
 
+import math
 import random
 import re
 from collections import Counter
@@ -169,6 +170,32 @@ def test_more_gpus_or_looser_goals_never_make_it_infeasible_nor_lower_the_goodpu
     assert first in {0.0, work.rate_rps}
     assert goodput([*few, *hosts("x", 2)], slo) >= first
     assert goodput(few, looser) >= first
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=30, deadline=None)
+def test_a_higher_rate_never_needs_fewer_gpus(build, seed):
+    rng = random.Random(seed)
+    shapes = [(2, "NV18"), (4, "NV18"), (8, "NV18"), (8, "PHB"), (4, "PIX")]
+    hosts = []
+    for i in range(rng.randint(1, 4)):
+        size, link = rng.choice(shapes)
+        kind, nics = rng.choice(["h100", "a100", "h200", "l40s"]), rng.random() < 0.5
+        hosts.append(build.host(f"h{i}", size, kind, link, nics=nics))
+    slo = rng.choice([Slo(3000, 100), Slo(itl_ms=40), Slo(800), Slo(4000, 30), Slo()])
+    name = rng.choice(["llama-8b", "llama-70b", "qwen3-32b-fp8", "qwen3-235b-fp8"])
+    isl, osl, shared = rng.choice([512, 4096]), rng.choice([32, 256]), rng.choice([0.0, 0.8])
+
+    needed = 0
+    for rate in (0.5, 2.0, 6.0, 16.0):
+        work = Workload(isl, osl, rate, shared)
+        plan = plan_or_none(build.cluster(hosts, build.wish(name, workload=work, slo=slo)))
+        if plan is None:
+            needed = math.inf
+            continue
+        taken = sum(len(replica.gpus) for _, _, replica in plan.replicas())
+        assert taken >= needed
+        needed = taken
 
 
 def test_the_digest_ignores_estimates_and_follows_the_layout(build):

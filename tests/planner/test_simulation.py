@@ -85,7 +85,7 @@ def test_prefill_engines_compute_prompts_and_decode_engines_say_the_rest():
     assert told.itl_ms.p99 < 15
 
 
-def test_a_slow_link_delays_first_tokens():
+def test_over_a_slow_link_more_prompts_are_computed_in_place():
     trace = make_trace(Workload(512, 8, 2), 20, 3)
     both = [*engines(1, Role.PREFILL, "p"), *engines(1, Role.DECODE, "d")]
 
@@ -94,8 +94,8 @@ def test_a_slow_link_delays_first_tokens():
         for speed in (1e11, 1e9)
     )
 
-    # The router learns what a transfer takes and computes some prompts in place instead.
-    assert slow.ttft_ms.mean > fast.ttft_ms.mean
+    # The router learns what a transfer takes, and no request is lost over it.
+    assert slow.num_failed == fast.num_failed == 0
     assert slow.engines[1].num_prefill_tokens > fast.engines[1].num_prefill_tokens
 
 
