@@ -78,6 +78,7 @@ class Fleet:
             return
         self.index.believe(engine_id, health.trust)
         notes = self.notes_of(engine_id)
+        notes.has_events_source = True
         notes.was_connected = health.was_connected
         notes.num_undecodable = health.num_unreadable
         notes.num_keyed = health.num_keyed

@@ -7,14 +7,13 @@ IO: sockets (mutual TLS).
 import asyncio
 import logging
 import ssl
-from contextlib import aclosing
 
 import msgspec
 
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.core.text import clean, is_name
 from dynctl.http1.upstream import Address, Upstream, UpstreamError
-from dynctl.kv.wire import FrameReader, Heartbeat, Snapshot, WireError
+from dynctl.kv.wire import FrameReader, Heartbeat, Snapshot, SourceHealth, WireError
 from dynctl.router.config import RelayTarget, Settings, TlsFiles
 from dynctl.router.sources.feed import KvFeed, LostError
 from dynctl.router.sources.fleet import Fleet
@@ -31,6 +30,7 @@ _SILENCE_S = 6.0
 _RETRY_S = 0.25
 _MAX_RETRY_S = 2.0
 _NO_EVENTS_RETRY_S = 10.0
+_BEHIND_S = 2.0
 _BROKEN_TRUST = 0.5
 """While the stream is broken: what was cached most probably still is."""
 _MAX_LINE_BYTES = 4 * 1024**2
@@ -92,10 +92,7 @@ class RelaySource:
         was_up = False
         rest = b""
         try:
-            async with (
-                open_stream(self._upstream, "/v1/engines", _SILENCE_S) as pieces,
-                aclosing(pieces),
-            ):
+            async with open_stream(self._upstream, "/v1/engines", _SILENCE_S) as pieces:
                 async for piece in pieces:
                     lines, rest = _split_lines(rest + piece)
                     if lines:
@@ -156,6 +153,13 @@ class RelaySource:
         for task in self._tasks.pop(engine_id, []):
             task.cancel()
 
+    def _heard(self, info: EngineInfo, health: SourceHealth, behind_s: float) -> None:
+        if behind_s > _BEHIND_S:
+            # What is read now is old: better to place by load than by that (K19).
+            log.warning("KV deltas of %s come faster than they can be read", clean(info.id))
+            health = msgspec.structs.replace(health, trust=0.0)
+        self._fleet.heard(info.id, info.incarnation, health)
+
     async def _ask(self, info: EngineInfo, route: Route) -> None:
         """Ask the engine itself whether it uses its cache: nobody else knows."""
         caching = await is_caching(route)
@@ -170,23 +174,22 @@ class RelaySource:
             feed = KvFeed(self._fleet.index, self._fleet.metrics, info.id, info.incarnation)
             reader = FrameReader()
             try:
-                async with (
-                    open_stream(self._upstream, f"/v1/kv/{info.id}", _SILENCE_S) as pieces,
-                    aclosing(pieces),
-                ):
+                target = f"/v1/kv/{info.id}"
+                async with open_stream(self._upstream, target, _SILENCE_S) as pieces:
                     async for piece in pieces:
                         for frame in reader.feed(piece):
                             if isinstance(frame, Snapshot) and frame.block_size:
                                 size = frame.block_size
                                 self._fleet.learn_block_size(info.id, info.incarnation, size)
                             elif isinstance(frame, Heartbeat):
-                                self._fleet.heard(info.id, info.incarnation, frame.health)
+                                self._heard(info, frame.health, pieces.behind_s)
                             for _ in feed.apply(frame):
                                 await asyncio.sleep(0)
             except UpstreamError as error:
                 if error.kind == "status":
-                    self._fleet.notes_of(info.id).has_events_source = False
                     retry_s = _NO_EVENTS_RETRY_S
+                    if error.message.endswith(" 404"):
+                        self._fleet.notes_of(info.id).has_events_source = False
                 else:
                     self._fleet.index.believe(info.id, _BROKEN_TRUST)
             except (LostError, WireError) as error:

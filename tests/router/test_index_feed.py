@@ -1,0 +1,364 @@
+"""What the index is fed: in part believed while it is doubtful, dropped when it may be wrong, never another's (K rows)."""
+
+import ast
+import asyncio
+import dataclasses
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+from router_bench import until
+from router_relays import relayed, talk
+from router_sims import Sim, generate, prompt_of, routed_sims
+
+import dynctl
+from dynctl.core.deployment import EngineInfo, EngineState
+from dynctl.core.kv import AllBlocksCleared, BlockRemoved, BlockStored
+from dynctl.kv import wire
+from dynctl.kv.events import EventBatch
+from dynctl.router.config import RelayTarget, Settings
+from dynctl.router.desk import load_policy
+from dynctl.router.metrics import Metrics
+from dynctl.router.placement import Order, Placement
+from dynctl.router.prefix_index import PrefixIndex, Source
+from dynctl.router.prompt import Hashers, Prompt
+from dynctl.router.sources.fleet import Fleet
+from dynctl.router.sources.relay import RelaySource
+from dynctl.router.sources.route import Pieces, Route
+from dynctl.router.worker_table import WorkerTable
+
+HASHERS = Hashers("s")
+
+
+def fleet(number, slots):
+    table, index = WorkerTable(Settings()), PrefixIndex()
+    for i in range(number):
+        table.put(
+            EngineInfo(
+                *(f"e{i}", "i1", EngineState.READY, "aggregated", "d", "sim", "m"),
+                block_size_tokens=16,
+                kv_capacity_tokens=200_000,
+                max_num_seqs=slots,
+            )
+        )
+        index.begin(Source(f"e{i}", "i1"))
+    return index, Placement(table, index, load_policy("kv"), Settings(), random.Random(1))
+
+
+PACKAGE = Path(dynctl.__file__).parent
+
+
+def newest(bench):
+    return json.loads(bench.desk.ring.to_json(1))[0]
+
+
+def test_k1_what_is_known_counts_half_while_batches_are_missing(run, tls, short_dir):
+    async def main():
+        rng = random.Random(5)
+        async with relayed(tls, Sim("e0", short_dir)) as bench:
+            prompt = prompt_of(rng, bench.text.words, 160)
+            await talk(bench, prompt, 2)
+            await until(lambda: bench.desk.index.num_blocks("e0") == 10)
+            source = bench.host.relay._engines["e0"].source
+            source._reader._trust = 0.5
+            source.on_trust(0.5)
+            await until(lambda: bench.desk.index.doubts == {"e0": 0.5})
+            await talk(bench, prompt, 2)
+            assert newest(bench)["overlap_tokens"] == 72
+            assert newest(bench)["cached_tokens"] == 144
+            source._reader._trust = 1.0
+            source.on_trust(1.0)
+            await until(lambda: not bench.desk.index.doubts)
+            await talk(bench, prompt, 2)
+            assert newest(bench)["overlap_tokens"] == newest(bench)["cached_tokens"] == 144
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        wire.encode(wire.Delta("i1", -5, [1], [])),
+        wire.encode(wire.Delta("i9", 10**6, [1], [])),
+        wire.encode(wire.Heartbeat("i1", 10**6)),
+        b"\x00\x00\x00\x05X\x00\x00..",
+    ],
+)
+def test_k2_a_stream_that_does_not_go_on_drops_what_is_known_and_begins_anew(
+    run, tls, short_dir, broken
+):
+    async def main():
+        rng = random.Random(6)
+        async with relayed(tls, Sim("e0", short_dir)) as bench:
+            prompt = prompt_of(rng, bench.text.words, 160)
+            await talk(bench, prompt, 2)
+            await until(lambda: bench.desk.index.num_blocks("e0") == 10)
+            bench.host.relay._engines["e0"].source._send(broken)
+            await until(lambda: bench.desk.metrics.kv_frames.value("lost") == 1)
+            assert bench.desk.index.num_blocks("e0") == 0
+            await until(lambda: bench.desk.index.num_blocks("e0") == 10)
+            await talk(bench, prompt, 2)
+            assert newest(bench)["overlap_tokens"] == newest(bench)["cached_tokens"] == 144
+
+    run(main)
+
+
+class NoGroup:
+    """Takes tasks and runs none."""
+
+    def __init__(self):
+        self.names = []
+
+    def create_task(self, coroutine, name):
+        coroutine.close()
+        self.names.append(name)
+        return asyncio.get_running_loop().create_future()
+
+
+def test_k12_an_id_belongs_to_who_named_it_first_and_the_other_changes_nothing(run, caplog):
+    async def main():
+        table, index, settings = WorkerTable(Settings()), PrefixIndex(), Settings()
+        fleet = Fleet(table, index, Metrics(), lambda: None)
+        mine, other = (
+            RelaySource(RelayTarget(name, "127.0.0.1", 1), None, fleet, "d", None, settings)
+            for name in ("host-a", "host-b")
+        )
+        info = EngineInfo(
+            *("e0", "i1", EngineState.READY, "aggregated", "d", "sim", "m"), block_size_tokens=16
+        )
+        group = NoGroup()
+        mine._update([info], group)
+        index.begin(Source("e0", "i1"))
+        index.store(Source("e0", "i1"), [1, 2, 3])
+        assert "kv:e0" in group.names
+        group.names.clear()
+        other._update([dataclasses.replace(info, incarnation="i2", role="decode")], group)
+
+        assert group.names == []
+        assert table.get("e0").info == info
+        assert index.num_blocks("e0") == 3
+        assert "host-a and by host-b" in caplog.text
+        other._is_up = True
+        other._failed("gone", was_up=False)
+        assert table.get("e0").is_reachable
+        other._update([], group)
+        assert table.get("e0") is not None
+        for source in (mine, other):
+            await source._upstream.close()
+
+    run(main)
+
+
+def test_k9_a_cache_cleared_in_silence_misleads_each_prompt_once_at_most(run, short_dir):
+    """The usage gauge tells nothing: it counts blocks in use, and falls to 0 whenever an engine idles."""
+
+    async def main():
+        rng = random.Random(7)
+        sim = Sim("e0", short_dir)
+        async with routed_sims(sim) as bench:
+            prompts = [prompt_of(rng, bench.text.words, 100 + 16 * n) for n in range(4)]
+            for prompt in prompts:
+                await generate(bench, prompt, 2)
+            await until(lambda: bench.desk.index.num_blocks("e0") >= 30)
+            assert sim.engine.reset_prefix_cache()
+            sim.engine.scheduler.cache.take_events()  # and never told
+            for prompt in prompts:
+                await generate(bench, prompt, 2)
+                assert newest(bench)["overlap_tokens"] > newest(bench)["cached_tokens"] == 0
+                await asyncio.sleep(0.05)
+                await generate(bench, prompt, 2)
+                assert newest(bench)["overlap_tokens"] == newest(bench)["cached_tokens"] > 80
+            # Told late, it is emptied at once; what the engine stored since is stored again as it comes.
+            sim.engine.publisher.publish(EventBatch(0.0, (AllBlocksCleared(),)))
+            await until(lambda: bench.desk.index.num_blocks("e0") == 0)
+
+    run(main)
+
+
+def test_k19_a_long_answer_that_is_not_taken_makes_its_sender_wait(run):
+    class Call:
+        def __init__(self):
+            self.told = []
+
+        def pause(self):
+            self.told.append("pause")
+
+        def resume(self):
+            self.told.append("resume")
+
+    async def main():
+        pieces = Pieces(1.0, "/x")
+        pieces.call = call = Call()
+        for number in range(100):
+            pieces.on_data(b"%d" % number)
+        assert call.told == ["pause"]
+        await asyncio.sleep(0.02)
+        assert pieces.behind_s >= 0.02
+        pieces.on_end()
+        assert [piece async for piece in pieces] == [b"%d" % number for number in range(100)]
+        assert call.told == ["pause", "resume"]
+        assert pieces.behind_s == 0.0
+
+    run(main)
+
+
+def test_k19_deltas_read_too_late_count_for_nothing_until_they_are_caught_up(run):
+    async def main():
+        table, index, settings = WorkerTable(Settings()), PrefixIndex(), Settings()
+        fleet = Fleet(table, index, Metrics(), lambda: None)
+        source = RelaySource(RelayTarget("h", "127.0.0.1", 1), None, fleet, "d", None, settings)
+        info = EngineInfo(*("e0", "i1", EngineState.READY, "aggregated", "d", "sim", "m"))
+        fleet.saw("h", info, Route(source._upstream))
+        source._heard(info, wire.SourceHealth(), 2.5)
+        assert index.doubts == {"e0": 0.0}
+        source._heard(info, wire.SourceHealth(), 0.0)
+        assert index.doubts == {}
+        await source._upstream.close()
+
+    run(main)
+
+
+class Liar(Sim):
+    """Publishes anything but what its cache does."""
+
+    async def start(self, text):
+        await super().start(text)
+        rng, publish, words = random.Random(self.name), self.engine.publisher.publish, text.words
+        known = []
+
+        def lie(batch, **options):
+            events = []
+            for _ in range(rng.randrange(1, 4)):
+                kind = rng.random()
+                if kind < 0.6:
+                    parent = rng.choice([None, *known[-20:]])
+                    handles = tuple(rng.getrandbits(64) for _ in range(rng.randrange(1, 6)))
+                    known.extend(handles)
+                    # Now and then with tokens that clients do ask with.
+                    tokens = tuple(rng.choice(words[:4]) for _ in range(16 * len(handles)))
+                    events.append(BlockStored(handles, parent, tokens, 16, medium="GPU"))
+                elif kind < 0.95:
+                    events.append(BlockRemoved((rng.choice([*known, 5]),), "GPU"))
+                else:
+                    events.append(AllBlocksCleared())
+            events += [event for event in batch.events if rng.random() < 0.3]
+            return publish(EventBatch(batch.ts, tuple(events)), **options)
+
+        self.engine.publisher.publish = lie
+
+
+def twist(bench, prompt, rng):
+    """Claim and deny a prompt's blocks on every engine."""
+    hashes = bench.desk.hashers.of(16).prompt(prompt).hashes()
+    for worker in bench.desk.workers.all():
+        source = Source(worker.id, worker.incarnation)
+        bench.desk.index.store(source, rng.sample(hashes, len(hashes) // 2))
+        bench.desk.index.remove(source, rng.sample(hashes, len(hashes) // 2))
+
+
+def test_k20_engines_that_lie_about_their_caches_change_no_answer(run, tls, short_dir):
+    """Through relays, with prefill and decode engines beside aggregated ones' events: every token is checked."""
+
+    async def main():
+        rng = random.Random(20)
+        sims = [Liar(f"e{i}", short_dir) for i in range(3)]
+        async with relayed(tls, *sims) as bench:
+            chain = sims[0].engine.chain
+            starts = [prompt_of(rng, bench.text.words[:4], 64) for _ in range(3)]
+            wrong = 0
+            for number in range(30):
+                prompt = rng.choice(starts) + prompt_of(rng, bench.text.words[:4], number % 40)
+                twist(bench, prompt, rng)
+                assert await talk(bench, prompt, 8) == chain.continuation(prompt, 8)
+                wrong += newest(bench)["overlap_tokens"] != newest(bench)["cached_tokens"]
+            assert wrong > 10, "the index was right, so nothing was tried"
+            bench.assert_books_balance()
+
+    run(main)
+
+
+def test_k20_a_wrong_index_changes_no_answer_where_prefill_hands_over_to_decode(run, short_dir):
+    async def main():
+        rng = random.Random(21)
+        sims = [Liar(f"e{i}", short_dir, "prefill" if i < 2 else "decode") for i in range(4)]
+        async with routed_sims(*sims, settings={"conditional_prefill": 1}) as bench:
+            chain = sims[0].engine.chain
+            starts = [prompt_of(rng, bench.text.words[:4], 64) for _ in range(3)]
+            for number in range(24):
+                prompt = rng.choice(starts) + prompt_of(rng, bench.text.words[:4], number % 40)
+                twist(bench, prompt, rng)
+                assert await generate(bench, prompt, 6) == chain.continuation(prompt, 6)
+            bench.assert_books_balance()
+
+    run(main)
+
+
+def test_k21_a_wall_clock_that_jumps_by_years_changes_nothing(run, short_dir, monkeypatch):
+    jumps = random.Random(22)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + jumps.choice([-3e8, -3600, 3600, 3e8]))
+
+    async def main():
+        rng = random.Random(23)
+        async with routed_sims(Sim("e0", short_dir), Sim("e1", short_dir)) as bench:
+            prompts = [prompt_of(rng, bench.text.words, 120) for _ in range(3)]
+            for turn in range(3):
+                for prompt in prompts:
+                    await generate(bench, prompt, 2)
+                    await asyncio.sleep(0.03)
+                    if turn:
+                        assert newest(bench)["overlap_tokens"] == newest(bench)["cached_tokens"]
+                        assert newest(bench)["cached_tokens"] == 112
+            assert bench.desk.metrics.kv_frames.value("lost") == 0
+
+    run(main)
+
+
+def test_k21_no_decision_reads_a_wall_clock():
+    """Times of decisions are the event loop's; only what people read is stamped."""
+    stamped = {"router/desk.py", "router/flight.py", "router/short_flight.py"}
+    for path in [*PACKAGE.glob("kv/*.py"), *PACKAGE.glob("router/**/*.py")]:
+        name = str(path.relative_to(PACKAGE))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                is_wall = (node.value.id, node.attr) == ("time", "time")
+                assert not is_wall or name in stamped, f"{name}:{node.lineno}"
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {alias.name for alias in node.names} | {getattr(node, "module", "")}
+                # A chat template may ask for the day, as the engine's does.
+                assert "datetime" not in names or name == "router/template.py", name
+
+
+def test_o8_the_same_prefix_for_everyone_never_fills_one_engine_beside_an_idle_one():
+    """Virtual time, three quarters of what four engines can do: full and below 30 % never last 5 s side by side."""
+    index, placement = fleet(4, slots=8)
+    rng, prefix = random.Random(8), list(range(2048))
+    running = {f"e{i}": [] for i in range(4)}
+    free_s = dict.fromkeys(running, 0.0)
+    since_s, longest_s, now_s = None, 0.0, 0.0
+    while now_s < 120.0:
+        now_s += rng.expovariate(0.75 * 4 * 8 / 2.0)
+        index.sweep(now_s)
+        for bookings in running.values():
+            for end_s, booking in [entry for entry in bookings if entry[0] <= now_s]:
+                bookings.remove((end_s, booking))
+                booking.prefill_ended(now_s)
+                booking.release()
+        full = any(len(bookings) >= 8 for bookings in running.values())
+        idle = any(len(bookings) < 0.3 * 8 for bookings in running.values())
+        since_s = (since_s or now_s) if full and idle else None
+        longest_s = max(longest_s, now_s - since_s) if since_s is not None else longest_s
+        tokens = prefix + [rng.randrange(1000) for _ in range(64)]
+        placed = placement.place(Order("r", Prompt.known(HASHERS, tokens), None, 64), now_s)
+        if not hasattr(placed, "main"):
+            continue  # it would wait in the queue
+        engine = placed.main.worker.id
+        blocks = HASHERS.of(16).prompt(tokens)
+        cached = index.match(blocks, 131).get(engine, 0) * 16
+        free_s[engine] = max(free_s[engine], now_s) + (len(tokens) - cached) * 1e-4
+        index.store(Source(engine, "i1"), blocks.hashes())
+        running[engine].append((free_s[engine] + rng.uniform(1.0, 3.0), placed.main))
+    assert longest_s <= 5.0
+    assert all(running.values())
