@@ -1,7 +1,6 @@
-"""The controller's side of the agent's control API: httpx over a Unix socket (forwarded by SSH or local).
+"""The controller's side of the agent's control API, over a Unix socket (forwarded by SSH or local).
 
-Not here: decisions, SSH. The only importer of httpx.
-IO: sockets.
+Not here: decisions, SSH. IO: sockets.
 """
 
 from collections.abc import AsyncIterator
@@ -10,8 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 from urllib.parse import quote
-
-import httpx
 
 from dynctl.agents.protocol import (
     PROTOCOL_VERSION,
@@ -25,11 +22,17 @@ from dynctl.agents.protocol import (
 from dynctl.core.snapshot import HostSnapshot
 from dynctl.core.text import clean
 from dynctl.errors import ConnectError, DeployError, DynctlError, ExitCode, UnknownOutcomeError
+from dynctl.http1.stream import open_stream
+from dynctl.http1.upstream import Address, Upstream, UpstreamError, UpstreamLimits
 
 _QUICK_S = 10.0
 _SAMPLE_S = 15.0
 # Draining may take 120 s and stopping 30 s for each of routers, engines and relay.
 _SHUTDOWN_S = 600.0
+_FOLLOW_S = 365 * 86400.0
+"""A log may be silent for as long as anybody looks at it."""
+_MAX_ANSWER_BYTES = 256 * 1024 * 1024
+"""Decisions of a busy router; the agent is ours, so this only catches what runs wild."""
 
 T = TypeVar("T")
 
@@ -39,13 +42,8 @@ class AgentClient:
 
     def __init__(self, socket_path: str | Path) -> None:
         self._socket_path = str(socket_path)
-        self._http = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=self._socket_path),
-            base_url="http://agent",
-            timeout=_QUICK_S,
-            # The environment's proxies have no say in a Unix socket.
-            trust_env=False,
-        )
+        limits = UpstreamLimits(connect_timeout_s=_QUICK_S, silence_timeout_s=_FOLLOW_S)
+        self._http = Upstream(Address(path=self._socket_path), limits)
 
     async def __aenter__(self) -> Self:
         return self
@@ -60,7 +58,7 @@ class AgentClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        await self._http.close()
 
     async def status(self) -> AgentStatus:
         """Ask what runs."""
@@ -89,12 +87,14 @@ class AgentClient:
         """GET a path of a router's admin socket, as `/decisions?limit=1`: its JSON."""
         path = f"/v1/router/{quote(unit_id, safe='')}{target}"
         try:
-            answer = await self._http.get(path, timeout=_SAMPLE_S)
-        except httpx.TransportError as error:
+            answer = await self._http.fetch(
+                "GET", path, timeout_s=_SAMPLE_S, max_body_bytes=_MAX_ANSWER_BYTES
+            )
+        except UpstreamError as error:
             raise self._unreachable(error) from error
-        if answer.status_code != 200:
-            raise _refused(answer.status_code, answer.content)
-        return answer.content
+        if answer.status != 200:
+            raise _refused(answer.status, answer.body)
+        return answer.body
 
     async def drain(self, unit_id: str) -> AgentStatus:
         """Take a unit out of service and keep it down; returns at once."""
@@ -115,40 +115,41 @@ class AgentClient:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Open a unit's output: pieces of text as they come, not cleaned."""
         target = f"/v1/logs/{quote(unit_id, safe='')}"
-        query = {"tail": str(tail), "follow": "1" if follow else "0"}
-        timeout = httpx.Timeout(_QUICK_S, read=None if follow else _QUICK_S)
+        query = f"?tail={tail}&follow={1 if follow else 0}"
+        silence_s = _FOLLOW_S if follow else _QUICK_S
         try:
-            async with self._http.stream("GET", target, params=query, timeout=timeout) as answer:
-                if answer.status_code != 200:
-                    raise _refused(answer.status_code, await answer.aread())
-                yield answer.aiter_raw()
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from error
+            async with open_stream(self._http, target + query, silence_s) as pieces:
+                yield pieces
+        except UpstreamError as error:
+            if error.kind != "status":
+                raise self._unreachable(error) from error
+            answer = await self._http.fetch("GET", f"{target}?tail=0")
+            raise _refused(answer.status, answer.body) from error
 
     async def _call(
         self,
         method: str,
         target: str,
         kind: type[T],
-        body: bytes | None = None,
+        body: bytes = b"",
         *,
         timeout_s: float = _QUICK_S,
     ) -> T:
-        timeout = httpx.Timeout(_QUICK_S, read=timeout_s)
+        headers = ((b"content-type", b"application/json"),) if body else ()
         try:
-            answer = await self._http.request(method, target, content=body, timeout=timeout)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise self._unreachable(error) from error
-        except httpx.TransportError as error:
-            if method == "GET":
+            answer = await self._http.fetch(
+                method, target, headers, body, timeout_s, _MAX_ANSWER_BYTES
+            )
+        except UpstreamError as error:
+            if method == "GET" or error.kind == "connect":
                 raise self._unreachable(error) from error
             raise UnknownOutcomeError(
-                f"the connection to the agent broke during {method} {target}: {error!r}",
+                f"the connection to the agent broke during {method} {target}: {error}",
                 "run `dynctl status` to see what holds",
             ) from error
-        if answer.status_code != 200:
-            raise _refused(answer.status_code, answer.content)
-        return decode(answer.content, kind)
+        if answer.status != 200:
+            raise _refused(answer.status, answer.body)
+        return decode(answer.body, kind)
 
     def _unreachable(self, error: Exception) -> ConnectError:
         return ConnectError(

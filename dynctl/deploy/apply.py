@@ -113,8 +113,10 @@ async def wait_ready(
             if not (unit.beside and unit.state is EngineState.DRAINING)
         ]
         for name, unit in units:
-            if told.get(unit.id) is not unit.state:
-                told[unit.id] = unit.state
+            # What was ready before anybody looked is no news.
+            was = told.get(unit.id, EngineState.READY)
+            told[unit.id] = unit.state
+            if was is not unit.state:
                 tell(name, unit.id, _state_text(unit))
                 last_told = time.monotonic()
         failed = [(name, unit) for name, unit in units if unit.state is EngineState.FAILED]

@@ -37,6 +37,8 @@ CODE = (
 
 LOCKS = ("agent.txt", "router.txt")
 PIP_TIMEOUT_S = 600.0
+KEEP_ARCHIVES = 8
+"""Finished bundles kept in the cache, over all targets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +128,16 @@ async def make_bundle(target: Target) -> Bundle:
     if not path.exists():
         wheels = await fetch_wheels(target)
         await asyncio.to_thread(_pack, path, wheels)
+        _drop_old(path.parent)
     num_bytes = path.stat().st_size
     return Bundle(digest, path, num_bytes, num_bytes * 4)
+
+
+def _drop_old(directory: Path) -> None:
+    """Each change of our code makes a bundle: keep the last ones only."""
+    archives = sorted(directory.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime)
+    for path in archives[:-KEEP_ARCHIVES]:
+        path.unlink(missing_ok=True)
 
 
 async def fetch_wheels(target: Target) -> list[Path]:

@@ -34,25 +34,25 @@ async def until_state(client, wanted, unit_id="e0", limit_s=20):
 def test_killed_agent_leaves_engines_running_and_the_next_one_adopts_them(agent, engine, tools):
     """G3: same pid, same incarnation, and never out of service."""
 
-    async def up(client):
-        async with client:
+    async def up(process):
+        async with process.client() as client:
             await client.put_slice(tools.host_slice(engine()))
             return await until_state(client, S.READY)
 
     first = agent()
-    before = asyncio.run(up(first.client()))
+    before = asyncio.run(up(first))
     first.end(signal.SIGKILL)
     assert Path(f"/proc/{before.pid}").exists()
 
-    async def look(client):
-        async with client:
+    async def look(process):
+        async with process.client() as client:
             status = await client.status()
             (unit,) = status.units
             await client.shutdown(now=True)
             return status, unit
 
     second = agent()
-    status, after = asyncio.run(look(second.client()))
+    status, after = asyncio.run(look(second))
 
     assert (after.pid, after.incarnation, after.state) == (before.pid, before.incarnation, S.READY)
     assert (status.generation, status.cluster, status.degraded) == (1, "lab", ())
@@ -60,22 +60,22 @@ def test_killed_agent_leaves_engines_running_and_the_next_one_adopts_them(agent,
 
 
 def test_terminated_agent_exits_alone(agent, engine, tools, root_path):
-    async def up(client):
-        async with client:
+    async def up(process):
+        async with process.client() as client:
             await client.put_slice(tools.host_slice(engine()))
             return await until_state(client, S.READY)
 
     first = agent()
-    unit = asyncio.run(up(first.client()))
+    unit = asyncio.run(up(first))
 
     assert first.end(signal.SIGTERM) == 0
     assert tagged(str(root_path)) == {unit.pid: unit.incarnation}
 
-    async def down(client):
-        async with client:
+    async def down(process):
+        async with process.client() as client:
             await client.shutdown(now=True)
 
-    asyncio.run(down(agent().client()))
+    asyncio.run(down(agent()))
 
 
 def test_shutdown_drains_ends_everything_and_the_agent(agent, engine, tools, root_path):
@@ -112,11 +112,11 @@ def test_slice_survives_a_shutdown_in_no_case(agent, engine, tools):
     asyncio.run(down())
     one.process.wait(10)
 
-    async def look(client):
-        async with client:
+    async def look(process):
+        async with process.client() as client:
             return await client.status()
 
-    status = asyncio.run(look(agent().client()))
+    status = asyncio.run(look(agent()))
     assert (status.units, status.generation) == ((), -1)
 
 

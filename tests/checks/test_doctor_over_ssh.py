@@ -53,6 +53,7 @@ def hosts(tmp_path_factory):
             for nic in hgx_h100(name).nics:
                 sysfs._write_nic(made.sys(name) / "class/infiniband" / nic.name, nic)
         rate = made.sys(FAULTY) / "class/infiniband/mlx5_3/ports/1/rate"
+        rate.chmod(0o644)  # read-only as in sysfs, which stops everybody but root
         rate.write_text("100 Gb/sec (4X EDR)\n")
         smi = made.directory / FAULTY / "gpus/bin/nvidia-smi"
         real = smi.rename(smi.with_name("real-smi.py"))

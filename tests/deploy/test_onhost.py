@@ -91,6 +91,26 @@ def test_install_unpacks_beside_the_others_and_keeps_the_last_three(tmp_path):
     assert list((tmp_path / "incoming").iterdir()) == []
 
 
+def test_install_keeps_what_a_process_still_imports_from(tmp_path):
+    old = tmp_path / "bundles" / "d-old"
+    old.mkdir(parents=True)
+    os.utime(old, (1, 1))
+    with subprocess.Popen(
+        ["sleep", "60"], env={"PYTHONPATH": str(old), "PATH": os.environ["PATH"]}
+    ) as user:
+        try:
+            for number in range(4):
+                archive(tmp_path, f"d{number}", {"x": b"x"})
+                call("install", root=str(tmp_path), digest=f"d{number}")
+            assert old.is_dir()
+        finally:
+            user.kill()
+    archive(tmp_path, "d4", {"x": b"x"})
+    call("install", root=str(tmp_path), digest="d4")
+
+    assert not old.exists()
+
+
 def test_install_refuses_members_that_leave_the_directory(tmp_path):
     archive(tmp_path, "evil", {"../../outside.py": b"x"})
 

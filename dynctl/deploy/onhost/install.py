@@ -11,7 +11,7 @@ import tarfile
 from pathlib import Path, PurePosixPath
 
 KEEP = 3
-"""Bundles kept, so that going back needs no copy."""
+"""Bundles kept besides those in use, so that going back needs no copy."""
 
 
 def unpack(archive: Path, directory: Path) -> None:
@@ -33,6 +33,21 @@ def unpack(archive: Path, directory: Path) -> None:
             assert content is not None
             with target.open("wb") as file:
                 shutil.copyfileobj(content, file)
+
+
+def in_use(bundles: Path) -> set[str]:
+    """Names of bundles whose code runs here: an engine started long ago still imports from its own."""
+    prefix = f"PYTHONPATH={bundles}/".encode()
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            variables = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        found |= {os.fsdecode(v.removeprefix(prefix)) for v in variables if v.startswith(prefix)}
+    return found
 
 
 def main() -> None:
@@ -62,8 +77,10 @@ def main() -> None:
     others = sorted(
         (p for p in bundles.iterdir() if p != final), key=lambda p: p.stat().st_mtime, reverse=True
     )
+    running = in_use(bundles)
     for old in others[KEEP - 1 :]:
-        shutil.rmtree(old, ignore_errors=True)
+        if old.name not in running:
+            shutil.rmtree(old, ignore_errors=True)
     print(json.dumps({"installed": str(final)}))
 
 
