@@ -14,6 +14,7 @@ prefix index of prompts with a budget of its own; answers count as seen while an
 chosen (`placement`). Pure.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from dynctl.kv.hashing import PromptBlocks
@@ -91,29 +92,39 @@ class HitBook:
             self._seen.store(_SEEN, blocks.hashes_from(depth))
         return min(depth, outlook.num_cacheable) * outlook.block_size
 
-    def to_json(self) -> dict[str, float | int | None]:
-        """Ratios of prompt tokens."""
-        total, tokens = self.prompt_tokens, self.tokens
-
-        def ratio(number: int) -> float | None:
-            return round(number / total, 6) if total else None
-
-        present = tokens["hit"] + tokens["routing"]
+    def sums(self) -> dict[str, int]:
+        """All sums by name: those of several processes can be added."""
         return {
             "requests": self.num_requests,
             "requests_reported": self.num_reported,
-            "prompt_tokens": total,
-            "predicted_ratio": ratio(self.predicted_tokens),
-            "reported_ratio": ratio(self.reported_tokens) if self.num_reported else None,
             "probes": self.num_probes,
-            "probe_ratio": (
-                round(self.probe_cached_tokens / self.probe_tokens, 6)
-                if self.probe_tokens
-                else None
-            ),
-            "bound_present_ratio": ratio(present),
-            "bound_unlimited_ratio": ratio(present + tokens["eviction"]),
-            "lost_routing_ratio": ratio(tokens["routing"]),
-            "lost_eviction_ratio": ratio(tokens["eviction"]),
-            "lost_cold_ratio": ratio(tokens["cold"]),
-        }
+            "prompt_tokens": self.prompt_tokens,
+            "predicted_tokens": self.predicted_tokens,
+            "reported_tokens": self.reported_tokens,
+            "probe_tokens": self.probe_tokens,
+            "probe_cached_tokens": self.probe_cached_tokens,
+        } | {f"{part}_tokens": number for part, number in self.tokens.items()}
+
+    def to_json(self) -> dict[str, float | int | None]:
+        """The sums and what they mean."""
+        return with_ratios(self.sums())
+
+
+def with_ratios(sums: Mapping[str, int]) -> dict[str, float | int | None]:
+    """Add the ratios of prompt tokens to sums; None where there is nothing to divide by."""
+
+    def ratio(number: int, total: int = sums["prompt_tokens"]) -> float | None:
+        return round(number / total, 6) if total else None
+
+    present = sums["hit_tokens"] + sums["routing_tokens"]
+    has_reports = sums["requests_reported"] > 0
+    return dict(sums) | {
+        "predicted_ratio": ratio(sums["predicted_tokens"]),
+        "reported_ratio": ratio(sums["reported_tokens"]) if has_reports else None,
+        "probe_ratio": ratio(sums["probe_cached_tokens"], sums["probe_tokens"]),
+        "bound_present_ratio": ratio(present),
+        "bound_unlimited_ratio": ratio(present + sums["eviction_tokens"]),
+        "lost_routing_ratio": ratio(sums["routing_tokens"]),
+        "lost_eviction_ratio": ratio(sums["eviction_tokens"]),
+        "lost_cold_ratio": ratio(sums["cold_tokens"]),
+    }

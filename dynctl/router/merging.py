@@ -1,16 +1,20 @@
 """Several processes' answers to those who run the router, put together as one. Pure."""
 
 import urllib.parse
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from dynctl.router.api.answers import Failure
+from dynctl.router.hits import with_ratios
 
 Shown = tuple[int, bytes] | tuple[int, bytes, bytes] | Failure
 """Status, body and perhaps its type; or why there is none."""
 
-_SUMMED_GAUGES = ("dynctl_router_inflight", "dynctl_router_queued")
+_SUMMED_GAUGES = frozenset(
+    "dynctl_router_" + name for name in ("inflight", "queued", "hit_tokens", "probe_tokens")
+)
 
 
 def add_expositions(texts: Iterable[bytes]) -> bytes:
@@ -50,6 +54,23 @@ def add_decisions(texts: Iterable[bytes], limit: int) -> bytes:
     return msgspec.json.encode(found[:limit])
 
 
+def add_hits(texts: Iterable[bytes]) -> bytes:
+    """Add several processes' sums of tokens, and say anew what they mean."""
+    total: Counter[str] = Counter()
+    for text in texts:
+        sums = msgspec.json.decode(text)
+        total.update({name: number for name, number in sums.items() if isinstance(number, int)})
+    return msgspec.json.encode(with_ratios(total))
+
+
+def add_findings(texts: Iterable[bytes]) -> bytes:
+    """Each finding once: processes see the same engines, but not the same requests."""
+    found = {
+        (one["engine"], one["cause"]): one for text in texts for one in msgspec.json.decode(text)
+    }
+    return msgspec.json.encode(list(found.values()))
+
+
 def add_answers(path: str, query: bytes, own: Shown, others: Sequence[bytes]) -> Shown:
     """Add the other processes' answers to one's own; where they all say the same, one's own stands."""
     if isinstance(own, Failure) or own[0] != 200:
@@ -59,4 +80,8 @@ def add_answers(path: str, query: bytes, own: Shown, others: Sequence[bytes]) ->
     if path == "/decisions":
         limit = urllib.parse.parse_qs(query.decode("ascii", "replace")).get("limit", ["100"])[0]
         return 200, add_decisions((own[1], *others), int(limit))
+    if path == "/hits":
+        return 200, add_hits((own[1], *others))
+    if path == "/findings":
+        return 200, add_findings((own[1], *others))
     return own

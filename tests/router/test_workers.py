@@ -20,9 +20,11 @@ from dynctl.core.exposition import parse
 from dynctl.errors import RouterError, UsageError
 from dynctl.http1.upstream import Address, Upstream
 from dynctl.router.config import Settings, parse_config
+from dynctl.router.hits import HitBook, Outlook
 from dynctl.router.merging import add_answers, add_decisions, add_expositions
 from dynctl.router.metrics import Metrics
 from dynctl.router.processes import parse_place
+from dynctl.router.prompt import Hashers
 from dynctl.router.shared_books import SharedBooks, clear_share, make_books
 from dynctl.router.worker_table import WorkerTable
 
@@ -202,6 +204,26 @@ def test_figures_of_all_processes_are_added():
     assert text.count("# TYPE dynctl_router_ttft_seconds histogram") == 1
     name = "dynctl_router_requests_total"
     assert {s.value for s in parse(text, {name})[name]} == {0, 1, 5}
+
+
+def test_hits_of_all_processes_are_added_and_findings_are_told_once():
+    books = [HitBook(), HitBook(), HitBook()]
+    for number, book in enumerate(books[:2]):
+        blocks = Hashers("s").of(16).prompt(range(number * 1000, number * 1000 + 161))
+        book.completed(Outlook(None, blocks, 10, 16, 160, 160), 161, 80 * number)
+        book.probed(64, 64 * number)
+    texts = [json.dumps(book.to_json()).encode() for book in books]
+    total = json.loads(add_answers("/hits", b"", (200, texts[0]), texts[1:])[1])
+    assert (total["requests"], total["prompt_tokens"]) == (2, 322)
+    assert total["predicted_ratio"] == pytest.approx(320 / 322, abs=1e-5)
+    assert total["reported_ratio"] == pytest.approx(80 / 322, abs=1e-5)
+    assert total["lost_routing_ratio"] == pytest.approx(240 / 322, abs=1e-5)
+    assert total["probe_ratio"] == 0.5
+
+    one, two = ({"engine": "e", "cause": c, "text": "t", "hint": "h"} for c in ("seed", "topic"))
+    own = (200, json.dumps([one]).encode())
+    found = add_answers("/findings", b"", own, [json.dumps([two, one]).encode(), b"[]"])
+    assert json.loads(found[1]) == [one, two]
 
 
 def test_decisions_of_all_processes_come_newest_first():
