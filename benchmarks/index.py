@@ -1,8 +1,9 @@
 """Memory and speed of the prefix index at millions of blocks on 64 engines, beside a plain dictionary of the same keys.
 
 Prints resident memory per block, CPU per block stored and removed, CPU of a match of 128 blocks by jumps (p50, p99) beside
-a walk over all depths, of dropping an engine, and memory after rounds of churn. CPU time, one process.
-Run: python benchmarks/index.py [--blocks 10000000] [--rounds 5]
+a walk over all depths, of dropping an engine, and memory and match times under churn: every engine stores and evicts, oldest
+first, as many blocks as it would in so many minutes of full prefill, without waiting for the clock. CPU time, one process.
+Run: python benchmarks/index.py [--blocks 10000000] [--minutes 30] [--blocks-s 40000]
 """
 
 import argparse
@@ -12,6 +13,7 @@ import os
 import random
 import time
 from array import array
+from collections import deque
 from pathlib import Path
 
 from dynctl.kv.hashing import BlockHasher
@@ -33,18 +35,37 @@ def sources():
     return [Source(f"e{i}", f"e{i}.1") for i in range(NUM_ENGINES)]
 
 
-def fill(index, num_blocks):
-    """Store blocks in batches, one in eight of them on a second engine too; CPU seconds."""
-    spent, all_sources = 0.0, sources()
-    for number, start in enumerate(range(0, num_blocks, BATCH)):
-        blocks = array("Q", os.urandom(8 * min(BATCH, num_blocks - start))).tolist()
-        source = all_sources[number % NUM_ENGINES]
-        started = time.process_time()
-        index.store(source, blocks)
-        spent += time.process_time() - started
-        if number % 8 == 0:
-            index.store(all_sources[(number + 1) % NUM_ENGINES], blocks)
-    return spent
+class Fleet:
+    """Engines that store and evict; one batch in eight is held by a second engine too."""
+
+    def __init__(self, index):
+        self.index, self.sources, self.number = index, sources(), 0
+        self.held = [deque() for _ in self.sources]
+        """Packed, so that what the index needs for its keys is not shared."""
+        self.store_s = 0.0
+
+    def store(self, num_blocks):
+        packed = array("Q", os.urandom(8 * num_blocks))
+        at = self.number % NUM_ENGINES
+        for engine in (at, (at + 1) % NUM_ENGINES)[: 2 if self.number % 8 == 0 else 1]:
+            blocks = packed.tolist()
+            started = time.process_time()
+            self.index.store(self.sources[engine], blocks)
+            self.store_s += time.process_time() - started
+            self.held[engine].append(packed)
+        self.number += 1
+
+    def turn_over(self):
+        """Every engine in its turn stores a batch and evicts the oldest."""
+        at = self.number % NUM_ENGINES
+        self.store(BATCH)
+        while len(self.held[at]) > self.num_batches[at]:
+            self.index.remove(self.sources[at], self.held[at].popleft().tolist())
+
+    def fill(self, num_blocks):
+        for start in range(0, num_blocks, BATCH):
+            self.store(min(BATCH, num_blocks - start))
+        self.num_batches = [len(batches) for batches in self.held]
 
 
 def prompts(index):
@@ -103,22 +124,30 @@ def plain_bytes(num_blocks):
     return used
 
 
-def churn(index, rounds, num_blocks):
-    """Store and remove a tenth of the index again and again; memory after each round."""
+def churn(fleet, minutes, blocks_s, all_ids, plain):
+    """Memory and match times every few minutes; memory without what stands beside the index."""
+    beside = rss_bytes() - fleet.used_bytes
     seen = []
-    for _ in range(rounds):
-        for source in sources():
-            blocks = array("Q", os.urandom(8 * (num_blocks // 10 // NUM_ENGINES))).tolist()
-            index.store(source, blocks)
-            index.remove(source, blocks)
-        seen.append(round(rss_bytes() / 2**20))
+    for minute in range(1, minutes + 1):
+        spent = -time.process_time()
+        for number in range(blocks_s * 60 // BATCH):
+            fleet.turn_over()
+            if number * BATCH * 10 // blocks_s != (number + 1) * BATCH * 10 // blocks_s:
+                fleet.index.sweep(0.0)  # the router's timer: ten times a second
+        spent += time.process_time()
+        if minute % 5 == 0 or minute in (1, minutes):
+            mib = round((rss_bytes() - beside) / 2**20)
+            share = {"minute": minute, "mib": mib, "cpu_share": round(spent / 60, 3)}
+            seen.append(share | match_us(fleet.index, all_ids, plain))
+            print(json.dumps(seen[-1]), flush=True)
     return seen
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=10_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--minutes", type=int, default=30, help="of traffic, as fast as it goes")
+    parser.add_argument("--blocks-s", type=int, default=40_000, help="stored by all engines")
     parser.add_argument("--plain", action="store_true", help="measure the plain dictionary instead")
     args = parser.parse_args()
     if args.plain:
@@ -128,17 +157,21 @@ def main():
     index = PrefixIndex(max_bytes=4 * 2**30)
     for source in sources():
         index.begin(source)
-    spent = fill(index, args.blocks)
-    used = rss_bytes() - before
+    fleet = Fleet(index)
+    fleet.fill(args.blocks)
+    used = rss_bytes() - before - 8 * sum(len(batch) for held in fleet.held for batch in held)
     result = {
         "blocks": len(index),
         "mib": round(used / 2**20),
         "bytes_per_block": round(used / len(index), 1),
-        "store_us_per_block": round(spent / args.blocks * 1e6, 3),
+        "store_us_per_block": round(fleet.store_s / args.blocks / 1.125 * 1e6, 3),
     }
-    result |= match_us(index, *prompts(index))
-    result["mib_with_prompts"] = round(rss_bytes() / 2**20)
-    result["churn_mib"] = churn(index, args.rounds, args.blocks)
+    all_ids, plain = prompts(index)
+    result |= match_us(index, all_ids, plain)
+    print(json.dumps(result), flush=True)
+    fleet.used_bytes = used * len(index) // result["blocks"]
+    churn(fleet, args.minutes, args.blocks_s, all_ids, plain)
+    result = {}
     started = time.thread_time_ns()
     index.drop("e5")
     result["drop_us"] = round((time.thread_time_ns() - started) / 1e3, 1)

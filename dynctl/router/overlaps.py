@@ -23,7 +23,7 @@ class Overlaps:
         self._index = index
         self._forks = Forks()
 
-    def of(self, prompt: Prompt, view: View, workers: Sequence[Worker]) -> list[int]:
+    def of(self, prompt: Prompt, view: View, workers: Sequence[Worker], now_s: float) -> list[int]:
         """Tokens expected cached on each of some engines of a view; 0 where nothing can be known."""
         index = self._index
         overlaps = [0] * len(view.workers)
@@ -34,7 +34,7 @@ class Overlaps:
                 tiers = index.tiers(blocks, prompt.num_cacheable(size))
                 tiers.sort()
                 if prompt.popularity is None:
-                    prompt.popularity = self._popularity(tiers, len(view.workers))
+                    prompt.popularity = self._popularity(tiers, len(view.workers), now_s)
                 for depth, bits, _ in tiers:
                     tokens = depth * size
                     for position in view.positions_of(bits, size, index):
@@ -63,8 +63,8 @@ class Overlaps:
                 for engine_id in strangers.intersection(index.engines_of(bits)):
                     overlaps[view.positions[engine_id]] = tokens
 
-    def _popularity(self, tiers: Sequence[Tier], num_engines: int) -> float:
-        return self._forks.popularity(tiers[-1].block, num_engines) if tiers else math.inf
+    def _popularity(self, tiers: Sequence[Tier], num_engines: int, now_s: float) -> float:
+        return self._forks.popularity(tiers[-1].block, num_engines, now_s) if tiers else math.inf
 
     def expect(self, prompt: Prompt, worker: Worker, overlap: int) -> None:
         """Let the next request with this prefix see it before the engine's events do."""

@@ -330,7 +330,7 @@ class Placement:
             return None
         try:
             if self.policy.uses_index:
-                return self.overlaps.of(prompt, view, workers)
+                return self.overlaps.of(prompt, view, workers, now_s)
             return [0] * len(workers)
         except Exception:  # whatever the index does wrong
             log.exception("the index failed; the least loaded engine is taken")

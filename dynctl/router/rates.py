@@ -134,6 +134,44 @@ class Mean:
         self.value = self.value * self._keep + value * (1.0 - self._keep)
 
 
+class Pressure:
+    """How much longer the gap between two tokens gets with each further sequence on the same engine, in milliseconds.
+
+    Learned from differences between answers that ended at about the same time: what slows all engines alike is no reason
+    to prefer one.
+    """
+
+    _KEEP_PRESENT = 0.9
+    """The last ten answers, of any engine, are "about the same time"."""
+
+    _PIN = 64.0
+    """Weight of the declared shape: four answers with four sequences more or less than usual."""
+
+    __slots__ = ("_shape", "_sxx", "_sxy", "_x", "gap_ms", "slope")
+
+    def __init__(self, gap_ms: float, slope_ms: float) -> None:
+        self._shape = slope_ms / gap_ms
+        self._x: float | None = None
+        self.gap_ms = gap_ms
+        """The usual gap just now."""
+        self._sxx = self._sxy = 0.0
+        self.slope = slope_ms
+
+    def learn(self, running: int, gap_ms: float) -> None:
+        """Take one answer's mean gap in, and how many sequences ran beside it."""
+        if self._x is None:
+            self._x, self.gap_ms = running, gap_ms
+        more, longer_ms = running - self._x, gap_ms - self.gap_ms
+        longer_ms = min(longer_ms, self.gap_ms)
+        self._sxx = self._sxx * _KEEP + more * more
+        self._sxy = self._sxy * _KEEP + more * longer_ms
+        self._x += (1.0 - self._KEEP_PRESENT) * more
+        self.gap_ms += (1.0 - self._KEEP_PRESENT) * longer_ms
+        declared = self._shape * self.gap_ms
+        slope = (self._sxy + self._PIN * declared) / (self._sxx + self._PIN)
+        self.slope = max(slope, 0.0)
+
+
 class OutputLengths:
     """Expected output tokens by what kind of request it is (route key); an unknown kind is taken as the mean of all."""
 

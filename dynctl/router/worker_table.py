@@ -13,7 +13,7 @@ from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.rates import OutputLengths
 from dynctl.router.workers import Joined, Tally, Worker
 
-_RECENT_S = 6.0
+_RECENT_S = 4.0
 """Age at which a request counts 1/e in what an engine had lately. Longer, and what was uneven once is made good when it
 no longer matters. Tuned: benchmarks/balance.py."""
 
@@ -141,7 +141,7 @@ class WorkerTable:
         for worker in self._workers.values():
             if now_s - worker.prefill_ended_s > _FADE_AFTER_S and worker not in self.tally.unseen:
                 worker.prefill.fade()
-                worker.itl.fade()
+                worker.pace.learn(1.0)
                 worker.cached_load = None
         self.tally.tighten(worker.prefill for worker in self._workers.values())
 
@@ -195,7 +195,7 @@ class WorkerTable:
         fresh = Worker(info, self._settings, self.tally)
         if known is not None:
             # The machine is the same: what its work costs is the best guess for the new start too.
-            fresh.prefill, fresh.itl = known.prefill, known.itl
+            fresh.prefill, fresh.pace = known.prefill, known.pace
             if known not in self.tally.unseen:
                 self.tally.unseen.discard(fresh)
             self.tally.unseen.discard(known)

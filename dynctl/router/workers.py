@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.router.choosing import WATERMARK, Load
 from dynctl.router.config import Settings
-from dynctl.router.rates import Line
+from dynctl.router.rates import Line, Mean, Pressure
 
 _BREAKER_FAILURES = 5
 _BREAKER_OPEN_S = 5.0
@@ -35,12 +35,12 @@ class Tally:
     """
 
     __slots__ = (
-        "itl",
         "least_ms_per_token",
         "least_prefill_ms",
         "limited_until_s",
         "num_full",
         "prefill",
+        "pressure",
         "unseen",
         "version",
     )
@@ -49,8 +49,7 @@ class Tally:
         rate = 1000.0 / settings.prefill_tokens_s
         self.prefill = Line(settings.prefill_base_ms, rate, 2048.0, weight=0.5)
         """Milliseconds a prefill takes by tokens to prefill."""
-        self.itl = Line(settings.itl_ms, settings.itl_slope_ms, 32.0)
-        """Milliseconds between tokens by sequences running."""
+        self.pressure = Pressure(settings.itl_ms, settings.itl_slope_ms)
         self.least_prefill_ms, self.least_ms_per_token = self.prefill.base, per_token(self.prefill)
         """No engine's prefill is cheaper; made tight by `tighten`, kept true by whoever learns."""
         self.unseen: set[Worker] = set()
@@ -95,11 +94,11 @@ class Worker:
         "id",
         "info",
         "is_reachable",
-        "itl",
         "joined",
         "last_token_s",
         "num_sent",
         "open_until_s",
+        "pace",
         "pending_prefill_tokens",
         "pending_prefills",
         "prefill",
@@ -141,7 +140,8 @@ class Worker:
         self.transfer_identity = ""
         """The engine id in its first transfer parameters; fixed for the incarnation."""
         self.prefill = self._tally.prefill
-        self.itl = self._tally.itl
+        self.pace = Mean(1.0)
+        """Its gaps between tokens against what is usual on all engines."""
         self.cached_load: Load | None = None
         self._is_full = False
         self.update(info, settings)
@@ -162,7 +162,7 @@ class Worker:
             per_token(prefill),
             prefill.base,
             self.free_at_s,
-            self.itl.slope * self.active_requests,
+            self._tally.pressure.slope * self.pace.value * self.active_requests,
             self.recent,
             WATERMARK * capacity - self.active_tokens if capacity else math.inf,
             capacity,
@@ -185,7 +185,7 @@ class Worker:
         tally = self._tally
         if self in tally.unseen:
             tally.unseen.discard(self)
-            self.prefill, self.itl = tally.prefill.anchored(), tally.itl.anchored()
+            self.prefill = tally.prefill.anchored()
         self.prefill.learn(tokens, ms)
         self.cached_load = None
         tally.prefill.learn(tokens, ms)
@@ -195,10 +195,10 @@ class Worker:
             other.cached_load = None
 
     def gaps_took(self, ms: float) -> None:
-        """Learn what the gap between two tokens is beside the sequences that run now."""
-        self._tally.itl.learn(self.active_requests, ms)
-        if self.itl is not self._tally.itl:
-            self.itl.learn(self.active_requests, ms)
+        """Learn from the gap between two tokens beside the sequences that run now."""
+        pressure = self._tally.pressure
+        pressure.learn(self.active_requests, ms)
+        self.pace.learn(ms / pressure.gap_ms)
         self.cached_load = None
 
     @property

@@ -172,14 +172,25 @@ def test_kv_spreads_a_hot_prefix_before_a_rare_one():
 
 def test_how_popular_a_prefix_is_is_counted_in_fair_shares_of_an_engine():
     forks = Forks()
-    assert forks.popularity(1, 4) == 0.0, "nobody has ended there before: a next turn"
+    assert forks.popularity(1, 4, 1e6) == 0.0, "nobody has ended there before: a next turn"
     for _ in range(60):
-        hot = forks.popularity(1, 4)
+        hot = forks.popularity(1, 4, 1e6)
     for block in range(2, 22):
-        forks.popularity(block, 4)
-        rare = forks.popularity(block, 4)
+        forks.popularity(block, 4, 1e6)
+        rare = forks.popularity(block, 4, 1e6)
     assert hot > 3.0
     assert rare < 0.3
+
+
+def test_what_was_popular_before_says_nothing_of_what_is_now():
+    forks = Forks()
+    for _ in range(200):
+        forks.popularity(1, 4, 1e6)
+    later_s = 1e6 + 60.0
+    forks.popularity(2, 4, later_s)
+    found = [forks.popularity(2, 4, later_s + i) for i in range(8)]
+    assert found[-1] > 2.0
+    assert forks.popularity(1, 4, later_s + 8) < 0.7
 
 
 def test_kv_prefers_the_cache_until_the_load_costs_more():
