@@ -1,6 +1,7 @@
-"""`dynctl explain`: why a request went where it went. IO: ssh, sockets, terminal."""
+"""`dynctl explain`: why a request went where it went, and where the hits of all requests went. IO: ssh, sockets, terminal."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,14 +9,19 @@ import typer
 
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, Output, OutputOption
 from dynctl.cli.output import emit, emit_json, table, wait_for
+from dynctl.core.text import clean
 
 _LAST = "last"
+_HITS = "hits"
+_HIT_TARGETS = ("/hits", "/findings", "/shadow")
 
 
 def command(
     request: Annotated[
         str,
-        typer.Argument(help="The X-Request-Id the client read; `last` takes the newest request."),
+        typer.Argument(
+            help="The X-Request-Id the client read; `last`: the newest request; `hits`: all of them together."
+        ),
     ] = _LAST,
     inventory: InventoryPath = DEFAULT_INVENTORY,
     local: Local = False,
@@ -30,17 +36,24 @@ def command(
     Routers remember their last 10,000 decisions. Each is computed again from what was recorded of it and must give the
     same engine. Exit 1 when no router knows the request.
 
+    With `hits`: the hit rate as routers predicted it, as engines report it and as routers' own questions find it; the
+    best that was possible and what the rest was lost to; and which precondition does not hold on which engine.
+
     Example: dynctl explain 3f9c1a52e7d000000012
     """
     from dynctl.errors import DynctlError
 
+    targets = _HIT_TARGETS if request == _HITS else (_target(request),)
     if admin_socket is not None:
-        found = wait_for(_ask_socket(str(admin_socket), _target(request)))
+        answers = {str(admin_socket): wait_for(_ask_socket(str(admin_socket), targets))}
     else:
         from dynctl.cli.session import load
 
-        found = wait_for(_ask_deployment(load(inventory, local=local), _target(request)))
-    decisions = _of_one_request(found)
+        answers = wait_for(_ask_deployment(load(inventory, local=local), targets))
+    if request == _HITS:
+        _show_hits(answers, output)
+        return
+    decisions = _of_one_request([d for (found,) in answers.values() for d in found])
     if not decisions:
         raise DynctlError(
             f"no router remembers request {request}",
@@ -63,29 +76,33 @@ def _target(request: str) -> str:
     )
 
 
-async def _ask_socket(path: str, target: str) -> list[dict[str, Any]]:
+async def _ask_socket(path: str, targets: Sequence[str]) -> list[Any]:
+    """Ask one router's admin socket; what it answers, decoded."""
     from dynctl.errors import ConnectError
     from dynctl.http1.upstream import Address, Upstream, UpstreamError
 
     upstream = Upstream(Address(path=path))
+    found = []
     try:
-        answer = await upstream.fetch("GET", target)
+        for target in targets:
+            answer = await upstream.fetch("GET", target)
+            if answer.status != 200:
+                raise ConnectError(f"the router on {path} answered {answer.status}")
+            found.append(_decoded(answer.body))
     except UpstreamError as error:
         raise ConnectError(f"no router answers on {path}: {error.message}") from error
     finally:
         await upstream.close()
-    if answer.status != 200:
-        raise ConnectError(f"the router on {path} answered {answer.status}")
-    return _decoded(answer.body)
+    return found
 
 
-async def _ask_deployment(wanted: Any, target: str) -> list[dict[str, Any]]:  # noqa: ANN401 - Inventory, imported lazily
+async def _ask_deployment(wanted: Any, targets: Sequence[str]) -> dict[str, list[Any]]:  # noqa: ANN401 - Inventory, imported lazily
+    """Ask every router of a cluster; what each answers, decoded, by its id."""
     from dynctl.deploy.reach import reach_agents
     from dynctl.errors import DynctlError, ExitCode
     from dynctl.remote.fleet import open_fleet
 
-    found: list[dict[str, Any]] = []
-    num_routers = 0
+    found: dict[str, list[Any]] = {}
     hosts = [entry.name for entry in wanted.hosts]
     async with (
         open_fleet(wanted.hosts, wanted.ssh) as fleet,
@@ -96,9 +113,10 @@ async def _ask_deployment(wanted: Any, target: str) -> list[dict[str, Any]]:  # 
                 continue
             for unit in (await client.status()).units:
                 if unit.kind == "router":
-                    num_routers += 1
-                    found += _decoded(await client.ask_router(unit.id, target))
-    if not num_routers:
+                    found[unit.id] = [
+                        _decoded(await client.ask_router(unit.id, target)) for target in targets
+                    ]
+    if not found:
         raise DynctlError(
             f"no router of cluster {wanted.cluster} runs on any host that answers",
             "dynctl status shows what runs",
@@ -107,14 +125,57 @@ async def _ask_deployment(wanted: Any, target: str) -> list[dict[str, Any]]:  # 
     return found
 
 
-def _decoded(body: bytes) -> list[dict[str, Any]]:
+def _decoded(body: bytes) -> Any:  # noqa: ANN401 - a router's JSON
     from dynctl.errors import DynctlError
 
     try:
-        decisions: list[dict[str, Any]] = json.loads(body)
+        return json.loads(body)
     except ValueError as error:
         raise DynctlError("the router's answer is no JSON") from error
-    return decisions
+
+
+def _show_hits(answers: Mapping[str, Sequence[Any]], output: Output) -> None:
+    names = [target.removeprefix("/") for target in _HIT_TARGETS]
+    routers = [
+        {"router": router} | dict(zip(names, found, strict=True))
+        for router, found in answers.items()
+    ]
+    if output is Output.JSON:
+        emit_json({"schema": "dynctl.hits/1", "routers": routers})
+        return
+    for told in routers:
+        hits = told["hits"]
+        emit(f"{told['router']}: {hits['requests']} requests, {hits['prompt_tokens']} tokens")
+        emit(
+            f"  hit rate   {_share(hits['predicted_ratio'])} predicted, {_share(hits['reported_ratio'])} reported by "
+            f"engines, {_share(hits['probe_ratio'])} of own questions asked again"
+        )
+        emit(
+            f"  possible   {_share(hits['bound_present_ratio'])} of what caches hold, "
+            f"{_share(hits['bound_unlimited_ratio'])} if they forgot nothing"
+        )
+        emit(
+            f"  lost       {_share(hits['lost_routing_ratio'])} to routing, "
+            f"{_share(hits['lost_eviction_ratio'])} to eviction, {_share(hits['lost_cold_ratio'])} never seen before"
+        )
+        for finding in told["findings"]:
+            emit(f"  {clean(finding['engine'])}: {clean(finding['text'])} ({finding['cause']})")
+            emit(f"    fix: {clean(finding['hint'])}")
+        if told["shadow"]:
+            _show_shadow(told["shadow"])
+
+
+def _show_shadow(told: Mapping[str, Any]) -> None:
+    real, other = told["real"], told["shadow"]
+    emit(
+        f"  instead    {other['policy']} for {real['policy']}: hits {_share(other['hit_ratio'])} for "
+        f"{_share(real['hit_ratio'])}, TTFT {_ms(other['ttft_ms'])} for {_ms(real['ttft_ms'])} by the same model, "
+        f"over {told['num_decisions']} decisions"
+    )
+
+
+def _share(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio * 100:.1f} %"
 
 
 def _of_one_request(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from router_bench import until
 from router_sims import Sim, generate, prompt_of, routed_sims
 
 from dynctl.cli import explain
+from dynctl.cli.options import Output
 from dynctl.http1.upstream import Address, Upstream
 from dynctl.router.server import Entrance
 
@@ -53,7 +54,7 @@ def test_a_request_is_explained_by_its_own_id_and_computed_again(run, short_dir,
             assert decision["ttft_ms"] > 0
             assert len(decision["candidates"]) == 2
 
-            found = await explain._ask_socket(path, f"/decisions?request={own_id}")
+            (found,) = await explain._ask_socket(path, [f"/decisions?request={own_id}"])
             for item in explain._of_one_request(found):
                 explain._show(item)
             shown = capsys.readouterr().out
@@ -67,6 +68,33 @@ def test_a_request_is_explained_by_its_own_id_and_computed_again(run, short_dir,
             assert hits["requests"] == 2
             assert hits["reported_ratio"] == hits["predicted_ratio"] > 0.4
             assert (await ask(path, "GET", "/findings"))[1] == []
+            await entrance.close(0.0)
+
+    run(main)
+
+
+def test_where_hits_went_is_told_for_all_requests_together(run, short_dir, capsys):
+    async def main():
+        sims = [Sim("e0", short_dir), Sim("e1", short_dir, prefix_caching=0)]
+        async with routed_sims(*sims, settings={"probe_s": 60}) as bench:
+            entrance, path = await opened(bench, short_dir)
+            bench.desk.set_shadow("round_robin")
+            prompt = prompt_of(random.Random(1), bench.text.words, 200)
+            for _ in range(3):
+                await generate(bench, prompt, 4)
+            await until(lambda: len(bench.desk.probes.findings()) == 1, 30)
+            answers = {"router-a": await explain._ask_socket(path, explain._HIT_TARGETS)}
+            explain._show_hits(answers, Output.TABLE)
+            shown = capsys.readouterr().out
+            assert "router-a: 3 requests, 600 tokens" in shown
+            assert "% of own questions asked again" in shown
+            assert "% if they forgot nothing" in shown
+            assert "e1: the engine's prefix cache is off (caching_off)" in shown
+            assert "fix: start it without --no-enable-prefix-caching" in shown
+            assert "round_robin for kv" in shown
+            explain._show_hits(answers, Output.JSON)
+            (told,) = json.loads(capsys.readouterr().out)["routers"]
+            assert set(told) == {"router", "hits", "findings", "shadow"}
             await entrance.close(0.0)
 
     run(main)
