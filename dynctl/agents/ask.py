@@ -146,10 +146,22 @@ async def _check_version(wish: EngineWish, capabilities: Capabilities, at: Endpo
         )
 
 
-async def _produce_token(wish: EngineWish, at: Endpoints) -> None:
+async def says_token(wish: EngineWish, at: Endpoints, timeout_s: float) -> bool:
+    """Ask an engine that was ready for one token; a refusal is a sign of life, too."""
+    try:
+        response = await _ask_token(wish, at, timeout_s)
+    except UpstreamError:
+        return False
+    return response.status < 500
+
+
+async def _ask_token(wish: EngineWish, at: Endpoints, timeout_s: float) -> Response:
     body = {"model": wish.name, "prompt": "1", "max_tokens": 1, "temperature": 0}
-    content = json.dumps(body).encode()
-    response = await ask(at, "POST", "/v1/completions", content, timeout_s=_TOKEN_S)
+    return await ask(at, "POST", "/v1/completions", json.dumps(body).encode(), timeout_s=timeout_s)
+
+
+async def _produce_token(wish: EngineWish, at: Endpoints) -> None:
+    response = await _ask_token(wish, at, _TOKEN_S)
     answer = _object(response)
     if response.status == 200 and answer.get("choices"):
         return

@@ -29,7 +29,7 @@ class RestartPolicy:
 
 
 class Event(StrEnum):
-    """What may happen to a unit; `EXITED`, `REFUSED` and `STUCK` come with a cause."""
+    """What may happen to a unit; `EXITED`, `REFUSED`, `HUNG` and `STUCK` come with a cause."""
 
     START_REQUESTED = "start requested"
     STOP_REQUESTED = "stop requested"
@@ -49,6 +49,8 @@ class Event(StrEnum):
     """It was not ready in time."""
     BACKOFF_PASSED = "backoff passed"
     DRAIN_ENDED = "drain ended"
+    HUNG = "hung"
+    """It is ready and produces nothing."""
     STUCK = "stuck"
     """Not even SIGKILL ended it (uninterruptible sleep)."""
 
@@ -85,7 +87,7 @@ class Life:
     delay_s: float = 0.0
     last_error: str = ""
     overdue: Cause | None = None
-    """Set when we end a start ourselves because it took too long."""
+    """Set when we end a run ourselves because it took too long to start, or hung."""
 
 
 Step = tuple[Life, Action | None]
@@ -128,7 +130,7 @@ def _went_on(life: Life, event: Event, now_s: float, cause: Cause | None) -> Ste
         case (EngineState.STARTING, Event.BECAME_READY) if life.overdue is None:
             ready = replace(life, state=EngineState.READY, ready_since_s=now_s)
             return ready, Action.WATCH
-        case (EngineState.STARTING, Event.DEADLINE_PASSED):
+        case (EngineState.STARTING, Event.DEADLINE_PASSED) | (EngineState.READY, Event.HUNG):
             assert cause is not None
             return replace(life, overdue=cause), Action.KILL
         case (EngineState.BACKOFF, Event.BACKOFF_PASSED):

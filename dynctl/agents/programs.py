@@ -19,6 +19,7 @@ from dynctl.agents.launch import Capabilities, Endpoints, EngineKind, Launch, Pl
 from dynctl.agents.lifecycle import RestartPolicy
 from dynctl.agents.protocol import EngineWish, RelayWish, RouterUnit, spec_digest
 from dynctl.agents.root import Facts, Run, UnitRecord
+from dynctl.core.exposition import parse
 from dynctl.core.snapshot import EngineSample
 from dynctl.errors import ProbeError
 from dynctl.files import write_atomic
@@ -28,6 +29,7 @@ RELAY_ID = "relay"
 OFFER_NAME = "hand"
 """Socket, in the directory of one start, at which it offers its port to a successor."""
 _ENGINES = "dynctl.agents.engines"
+_STEPS = "vllm:iteration_tokens_total_count"
 
 
 class Program(Protocol):
@@ -143,6 +145,21 @@ class EngineProgram:
             ProbeError: when its answer cannot be read.
         """
         return self.engine.sample(await ask.metrics(run.at), self.id, run.incarnation)
+
+    async def look(self, run: Run) -> tuple[EngineSample, str]:
+        """Scrape it, with how many steps it has made, empty where it does not tell.
+
+        Raises:
+            UpstreamError: when it does not answer.
+            ProbeError: when its answer cannot be read.
+        """
+        text = await ask.metrics(run.at)
+        lines = parse(text, {_STEPS}).get(_STEPS, [])
+        return self.engine.sample(text, self.id, run.incarnation), str([x.value for x in lines])
+
+    async def says_token(self, run: Run, timeout_s: float) -> bool:
+        """Tell whether it produces a token in time."""
+        return await ask.says_token(self.wish, run.at, timeout_s)
 
 
 class RouterProgram:

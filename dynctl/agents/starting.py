@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from dynctl.agents import leases
+from dynctl.agents.canary import CanarySettings
 from dynctl.agents.causes import Cause
 from dynctl.agents.host import gpus, ports, processes
 from dynctl.agents.host.logs import LogFile, LogLimits
@@ -50,6 +51,7 @@ class Settings:
     lease_wait_s: float = 300.0
     watch_s: float = 2.0
     """Between looks at an adopted server."""
+    canary: CanarySettings = field(default_factory=CanarySettings)
     log: LogLimits = field(default_factory=LogLimits)
 
 

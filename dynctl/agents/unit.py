@@ -15,12 +15,13 @@ from dataclasses import replace
 from functools import partial
 
 from dynctl.agents import ask, leases
+from dynctl.agents.canary import until_hung
 from dynctl.agents.causes import Cause, classify
 from dynctl.agents.host import processes
 from dynctl.agents.host.logs import LogFile
 from dynctl.agents.host.processes import Watched
 from dynctl.agents.lifecycle import Action, Event, Life, step
-from dynctl.agents.programs import AnyProgram
+from dynctl.agents.programs import AnyProgram, EngineProgram
 from dynctl.agents.root import Facts, Run, UnitRecord
 from dynctl.agents.starting import RefusedError, Surroundings, own_pids, start
 from dynctl.core.deployment import EngineState
@@ -229,10 +230,13 @@ class Unit:
         return Cause("deadline", text + (f"; its last line: {clean(last[0])}" if last else ""))
 
     async def _watch(self) -> Outcome:
-        """A process is watched by its pidfd; an adopted server must be asked again and again."""
+        """A process is watched by its pidfd, and an engine for progress; an adopted server is asked again and again."""
         run = self.run
         assert run is not None
         if run.identity is not None:
+            if isinstance(self.program, EngineProgram):
+                settings = self._host.settings.canary
+                return Event.HUNG, await until_hung(self.program, run, settings)
             return None
         misses = 0
         while misses < _NUM_MISSES:

@@ -59,6 +59,9 @@ class Handler(BaseHTTPRequestHandler):
         if wish.get("model") != self.options.model:
             self._send({"error": {"message": "no such model"}}, 404)
             return
+        while Path(self.options.hang_file).exists():
+            time.sleep(0.05)
+        time.sleep(self.options.think)
         self._send({"choices": [{"text": "1"}]})
 
 
@@ -90,6 +93,8 @@ def main():
     parser.add_argument("--flood", type=float, default=0.0)
     parser.add_argument("--busy-file", default="/nonexistent")
     parser.add_argument("--sleep-first", type=float, default=0.0)
+    parser.add_argument("--hang-file", default="/nonexistent")
+    parser.add_argument("--think", type=float, default=0.0)
     options, _ = parser.parse_known_args()
     options.model = options.serves or options.model
     Handler.options = options

@@ -163,6 +163,23 @@ def test_overdue_start_is_killed_and_counts_as_failure():
     assert life.last_error == late.text
 
 
+def test_hung_engine_is_killed_and_comes_back_by_the_usual_rule():
+    hung = Cause("hang", "hung: idle, and gave no token within 3 s, twice")
+    life, _ = drive(Event.START_REQUESTED, Event.BECAME_READY)
+    life, action = step(life, Event.HUNG, 2.0, cause=hung)
+    assert action is Action.KILL
+
+    life, action = step(life, Event.EXITED, 3.0, cause=CRASH)
+    assert (life.state, action) == (S.BACKOFF, Action.SLEEP)
+    assert life.last_error == hung.text
+
+
+def test_hang_of_an_engine_that_drains_is_left_to_its_drain():
+    life, _ = drive(Event.START_REQUESTED, Event.BECAME_READY, Event.STOP_REQUESTED)
+
+    assert step(life, Event.HUNG, 2.0, cause=CRASH) == (life, None)
+
+
 def test_ready_after_the_deadline_came_too_late():
     life, _ = drive(Event.START_REQUESTED, Event.DEADLINE_PASSED)
 

@@ -1,0 +1,101 @@
+"""Notices an engine that answers `/health` and produces nothing: its server lives, what computes hangs.
+
+An engine that makes progress is left alone. One that is idle is asked for a single token from time to time and must give
+it soon, twice in a row; one that has requests and makes no step for long is taken for hung without being asked, since a
+question would only wait behind them. Where the host itself is starved, or was frozen, nothing is concluded.
+Not here: what follows (`lifecycle`). IO: sockets.
+"""
+
+import asyncio
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+
+from dynctl.agents.causes import Cause
+from dynctl.agents.programs import EngineProgram
+from dynctl.agents.root import Run
+from dynctl.core.units import format_seconds
+from dynctl.errors import ProbeError
+from dynctl.http1.upstream import UpstreamError
+
+_NUM_MISSES = 2
+_FIRST_ANSWER_S = 15.0
+"""While nobody knows how fast this engine is."""
+_SLOWER = 3.0
+"""An answer may take so many times the usual one."""
+_LATE_S = 1.0
+"""A timer of ours that is later than this says that the host gives nobody time."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanarySettings:
+    """How soon a hung engine is noticed: two looks and two answers, 14 s, when it is idle."""
+
+    look_s: float = 4.0
+    """Between looks at its figures."""
+    answer_s: float = 3.0
+    """The shortest time within which a token must come."""
+    cpu_answer_s: float = 30.0
+    """As above where engines share processors."""
+    stall_s: float = 120.0
+    """How long requests may be under way without a step of the engine."""
+
+
+async def until_hung(program: EngineProgram, run: Run, settings: CanarySettings) -> Cause:
+    """Return once an engine is taken for hung, with why; for ever while it works."""
+    floor_s = settings.answer_s if program.wish.device == "gpu" else settings.cpu_answer_s
+    took_s: deque[float] = deque(maxlen=9)
+    seen, since_s, misses = "", time.monotonic(), 0
+    while True:
+        if await _slept_late(settings.look_s):
+            since_s, misses = time.monotonic(), 0
+            continue
+        mark, is_busy = await _look(program, run)
+        if mark != seen:
+            seen, since_s, misses = mark, time.monotonic(), 0
+            continue
+        if is_busy:
+            if time.monotonic() - since_s > settings.stall_s:
+                text = f"made no step for {format_seconds(settings.stall_s)} though requests run"
+                return Cause("hang", f"hung: {text}")
+            continue
+        while misses < _NUM_MISSES:
+            usual_s = statistics.median(took_s) if took_s else 0.0
+            limit_s = max(floor_s, _SLOWER * usual_s) if took_s else max(floor_s, _FIRST_ANSWER_S)
+            answer_s = await _ask(program, run, limit_s)
+            if answer_s is None:
+                misses += 1
+                continue
+            misses = 0
+            took_s.append(answer_s)
+            break
+        else:
+            text = f"idle, and gave no token within {format_seconds(limit_s)}, twice"
+            return Cause("hang", f"hung: {text}")
+
+
+async def _slept_late(seconds: float) -> bool:
+    before_s = time.monotonic()
+    await asyncio.sleep(seconds)
+    return time.monotonic() - before_s > seconds + _LATE_S
+
+
+async def _look(program: EngineProgram, run: Run) -> tuple[str, bool]:
+    """Return a mark that differs when the engine has made a step, and whether it has requests."""
+    try:
+        sample, steps = await program.look(run)
+    except (UpstreamError, ProbeError):
+        return "", False
+    plain = replace(sample, age_s=0.0)
+    return f"{plain}{steps}", bool(sample.running or sample.waiting)
+
+
+async def _ask(program: EngineProgram, run: Run, limit_s: float) -> float | None:
+    """Return how long a token took; None: it did not come, though the host had time for it."""
+    before_s = time.monotonic()
+    has_come = await program.says_token(run, limit_s)
+    took_s = time.monotonic() - before_s
+    if has_come or took_s > limit_s + _LATE_S:
+        return min(took_s, limit_s)
+    return None

@@ -1,0 +1,95 @@
+"""Engines that answer `/health` and compute nothing, with short limits; U16 and U17 of the fault table."""
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+import pytest
+
+from dynctl.agents.canary import CanarySettings
+from dynctl.core.deployment import EngineState as S
+
+pytestmark = pytest.mark.usefixtures("no_process_left")
+
+SETTINGS = CanarySettings(look_s=0.1, answer_s=0.5, cpu_answer_s=0.5, stall_s=1.0)
+
+
+@pytest.fixture
+def watched(supervised, engine, tools):
+    """Runs a body with one ready engine, whose faults are files."""
+
+    def run(body, flags, settings=SETTINGS):
+        async def with_engine(supervisor):
+            await supervisor.apply(tools.host_slice(engine(flags=flags)))
+            await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+            await body(supervisor, supervisor.units["e0"])
+            await supervisor.shutdown(now=True)
+
+        supervised(with_engine, replace(tools.QUICK, canary=settings))
+
+    return run
+
+
+def test_idle_engine_that_gives_no_token_is_restarted(watched, tools, root_path):
+    hang = root_path / "hang"
+
+    async def body(supervisor, unit):
+        # It has answered a first time, so its usual time is known.
+        await asyncio.sleep(0.5)
+        first = unit.run.incarnation
+        hang.touch()
+        await tools.until(supervisor, lambda: unit.run is None or unit.run.incarnation != first)
+        assert unit.life.last_error == "hung: idle, and gave no token within 500 ms, twice"
+        hang.unlink()
+        await tools.until(supervisor, lambda: unit.life.state is S.READY)
+        assert unit.life.num_restarts == 1
+
+    watched(body, {"hang-file": str(hang)})
+
+
+def test_requests_without_a_step_for_long_are_a_hang(watched, tools, root_path):
+    busy, hang = root_path / "busy", root_path / "hang"
+
+    async def body(supervisor, unit):
+        first = unit.run.incarnation
+        busy.touch()
+        await tools.until(supervisor, lambda: unit.run is None or unit.run.incarnation != first)
+        assert "made no step" in unit.life.last_error
+        busy.unlink()
+
+    watched(body, {"hang-file": str(hang), "busy-file": str(busy)})
+
+
+@pytest.mark.parametrize("fault", ["busy", "slow"])
+def test_engine_that_works_is_never_restarted(watched, root_path, fault):
+    """Busy for less than the limit, or slower than the shortest limit but no slower than it always is."""
+    busy, hang = root_path / "busy", root_path / "hang"
+    flags = {"hang-file": str(hang), "busy-file": str(busy)}
+
+    async def body(supervisor, unit):
+        first = unit.run.incarnation
+        for _ in range(4):
+            with contextlib.suppress(FileNotFoundError):
+                busy.unlink()
+            if fault == "busy":
+                busy.touch()
+            await asyncio.sleep(0.6)
+        assert unit.run.incarnation == first
+        assert unit.life.state is S.READY
+
+    settings = replace(SETTINGS, stall_s=30.0)
+    watched(body, flags | ({"think": "0.7"} if fault == "slow" else {}), settings)
+
+
+def test_starved_host_concludes_nothing(watched, tools, root_path, monkeypatch):
+    hang = root_path / "hang"
+    monkeypatch.setattr("dynctl.agents.canary._LATE_S", -10.0)
+
+    async def body(supervisor, unit):
+        first = unit.run.incarnation
+        hang.touch()
+        await asyncio.sleep(2.5)
+        assert unit.run.incarnation == first
+        hang.unlink()
+
+    watched(body, {"hang-file": str(hang)})
