@@ -9,15 +9,17 @@ import typer
 
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local
 from dynctl.cli.output import emit, emit_json, say, table, wait_for
+from dynctl.cli.second_opinion import Predictor, find_python
 from dynctl.cli.session import load
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import Inventory
 from dynctl.core.plan import Plan, PlannedDeployment
-from dynctl.errors import PlanError
+from dynctl.errors import DynctlError, PlanError
 
 if TYPE_CHECKING:
     from dynctl.cli.planning import Outcome, Traced
     from dynctl.planner.choosing import Trail
+    from dynctl.planner.opinion import Opinion
     from dynctl.planner.whatif import Case
     from dynctl.planner.why import Story
 
@@ -70,6 +72,21 @@ DetailedExitcode = Annotated[
         "--detailed-exitcode", help="Exit 10 when the plan differs from the file, 0 when not."
     ),
 ]
+Second = Annotated[
+    Predictor | None,
+    typer.Option("--predictor", help="Ask this predictor too, and show both with the gap."),
+]
+SecondPython = Annotated[
+    Path | None,
+    typer.Option(
+        "--predictor-python",
+        envvar="DYNCTL_PREDICTOR_PYTHON",
+        help="Python of the environment that has the predictor, or that environment's directory.",
+    ),
+]
+SecondTimeout = Annotated[
+    float, typer.Option("--predictor-timeout", min=1, help="Seconds it may take for all answers.")
+]
 Output = Annotated[
     PlanOutput, typer.Option("-o", "--output", help="table for people, json or yaml.")
 ]
@@ -89,6 +106,9 @@ def command(
     python_topology: PythonTopology = None,
     captures: Captures = None,
     detailed_exitcode: DetailedExitcode = False,
+    predictor: Second = None,
+    predictor_python: SecondPython = None,
+    predictor_timeout: SecondTimeout = 180.0,
     output: Output = PlanOutput.TABLE,
 ) -> None:
     """Lay out prefill and decode pools, with predicted latency and throughput.
@@ -100,6 +120,7 @@ def command(
     """
     from dynctl.cli import planning
 
+    second = find_python(predictor_python) if predictor is not None else None
     if python_topology is not None:
         wanted = planning.load_python(python_topology)
     else:
@@ -112,13 +133,15 @@ def command(
     made = _make(case, traces, advanced=advanced)
     path = out or plan_path(wanted)
     is_changed = _write(path, made.plan)
-    extra = _Extra(why=why, simulate=simulate, seed=seed)
-    _print(made, extra, output)
+    extra = _Extra(why, simulate, seed, second, predictor_timeout)
+    failure = _print(made, extra, output)
     following = f"dynctl up{_flags(inventory, local=local)}"
     if python_topology is not None:
         following = f"dynctl up {path} -i INVENTORY, which takes the same cluster as inventory.yaml"
     say(f"{'wrote' if is_changed else 'no changes in'} {path}; next: {following}")
     _raise_failures(case.topology, path)
+    if failure is not None:
+        raise failure
     if detailed_exitcode and is_changed:
         from dynctl.errors import ExitCode
 
@@ -132,6 +155,9 @@ class _Extra:
     why: bool
     simulate: bool
     seed: int
+    second: Path | None
+    """Another predictor's Python; None: nobody else is asked."""
+    limit_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,10 +240,11 @@ async def _survey(wanted: Inventory, captures: list[str]) -> "Case":
         from dynctl.discovery.offline import read_files, survey_files
 
         found = await survey_files(wanted, read_files(captures))
-        return Case(found.topology, found.inventory, found.models)
+        return Case(found.topology, found.inventory, found.models, found.configs)
     async with open_fleet(wanted.hosts, wanted.ssh, ask_about_keys) as fleet:
         found = await survey(wanted, fleet)
-        return Case(found.topology.with_links(read_book(wanted)), found.inventory, found.models)
+        topology = found.topology.with_links(read_book(wanted))
+        return Case(topology, found.inventory, found.models, found.configs)
 
 
 def _write(path: Path, plan: Plan) -> bool:
@@ -255,10 +282,18 @@ def _is_edited(content: bytes, path: Path) -> bool:
     return plan.digest != digest_of(plan)
 
 
-def _print(made: _Made, extra: _Extra, output: PlanOutput) -> None:
-    from dynctl.cli import planning
+def _print(made: _Made, extra: _Extra, output: PlanOutput) -> DynctlError | None:
+    """Print the plan and what was asked beyond it; return why another predictor gave no opinion."""
+    from dynctl.cli import planning, second_opinion
 
     plan, case = made.plan, made.case
+    failure: DynctlError | None = None
+    opinions: list[Opinion] = []
+    if extra.second is not None:
+        try:
+            opinions = second_opinion.ask(plan, case, extra.second, extra.limit_s)
+        except DynctlError as error:
+            failure = error
     reports = planning.simulate_plan(plan, case, made.traces, extra.seed) if extra.simulate else {}
     stories: tuple[Story, ...] = ()
     if extra.why:
@@ -274,20 +309,24 @@ def _print(made: _Made, extra: _Extra, output: PlanOutput) -> None:
             document["traces"] = {n: asdict(t.facts) for n, t in made.traces.items()}
         if reports:
             document["simulations"] = {name: asdict(r) for name, r in reports.items()}
+        if opinions:
+            document["second_opinions"] = [asdict(opinion) for opinion in opinions]
         emit_json(document)
-        return
+        return failure
     if output is PlanOutput.YAML:
         from dynctl.planner.text import to_yaml
 
         emit(to_yaml(plan))
-        return
+        return failure
     for deployment in plan.deployments:
         _draw(plan, deployment)
     planning.draw_traces(made.traces)
     planning.draw_stories(stories)
     planning.draw_simulations(reports)
+    second_opinion.draw(opinions)
     for warning in plan.warnings:
         say(warning)
+    return failure
 
 
 def _draw(plan: Plan, planned: PlannedDeployment) -> None:
@@ -318,7 +357,7 @@ def _draw(plan: Plan, planned: PlannedDeployment) -> None:
 def _raise_failures(topology: Topology, path: Path) -> None:
     if topology.failures:
         from dynctl.discovery.survey import causes
-        from dynctl.errors import DynctlError, ExitCode
+        from dynctl.errors import ExitCode
 
         raise DynctlError(
             f"{path} was planned without hosts that could not be described:\n{causes(topology)}",

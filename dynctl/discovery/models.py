@@ -23,9 +23,12 @@ READ_LIMIT_S = 20.0
 
 
 async def read_models(
-    inventory: Inventory, topology: Topology, fleet: Fan
+    inventory: Inventory,
+    topology: Topology,
+    fleet: Fan,
+    configs: dict[str, bytes] | None = None,
 ) -> dict[str, Model | None]:
-    """Give the shape of each deployment's model by deployment name.
+    """Give the shape of each deployment's model by deployment name; `configs` takes in the files as they are.
 
     None where no shape is needed (simulated and external engines), or where it cannot be told and the inventory
     fixes the pools itself.
@@ -37,7 +40,12 @@ async def read_models(
     models: dict[str, Model | None] = {}
     for wish in inventory.deployments:
         hosts = candidates(wish, inventory, topology)
-        models[wish.name] = await _read(wish, hosts, fleet) if hosts else None
+        models[wish.name] = None
+        if hosts:
+            content, where = await _fetch(wish, hosts, fleet)
+            models[wish.name] = _understand(wish, content, where)
+            if configs is not None:
+                configs[wish.name] = content
     return models
 
 
@@ -56,7 +64,8 @@ def candidates(wish: DeploymentWish, inventory: Inventory, topology: Topology) -
     ]
 
 
-async def _read(wish: DeploymentWish, hosts: list[Host], fleet: Fan) -> Model | None:
+async def _fetch(wish: DeploymentWish, hosts: list[Host], fleet: Fan) -> tuple[bytes, str]:
+    """The file and where it was read; all hosts have the same."""
     path = f"{wish.model.rstrip('/')}/config.json"
 
     async def get(_: HostEntry, remote: Remote) -> bytes:
@@ -72,7 +81,11 @@ async def _read(wish: DeploymentWish, hosts: list[Host], fleet: Fan) -> Model | 
             f"deployment {wish.name}: {path} differs between {first} and {', '.join(odd)}",
             "copy the same model revision to all of them, or limit the hosts of the pools",
         )
-    config = _parse(wish, f"{first}:{path}", contents[first])
+    return contents[first], f"{first}:{path}"
+
+
+def _understand(wish: DeploymentWish, content: bytes, where: str) -> Model | None:
+    config = _parse(wish, where, content)
     try:
         return read_model(config, wish.model, _kv_dtype_bytes(wish), dict(wish.shape) or None)
     except PlanError:

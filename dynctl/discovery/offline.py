@@ -79,7 +79,9 @@ async def survey_files(inventory: Inventory, captures: Sequence[Capture]) -> Sur
         if isinstance(texts := found.facts.get("models"), dict)
     }
     files = _Files(inventory.hosts, models)
-    return Survey(inventory, topology, await read_models(inventory, topology, files))
+    configs: dict[str, bytes] = {}
+    models_read = await read_models(inventory, topology, files, configs)
+    return Survey(inventory, topology, models_read, configs)
 
 
 class _Files:

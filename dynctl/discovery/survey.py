@@ -1,7 +1,7 @@
 """All that a plan is made from, in one call: the hosts and the models on them. IO: hosts, through a Fleet."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import Inventory
@@ -21,6 +21,8 @@ class Survey:
     inventory: Inventory
     topology: Topology
     models: Mapping[str, Model | None]
+    configs: Mapping[str, bytes] = field(default_factory=dict)
+    """The models' config.json by deployment, as they are."""
 
     def plan(self) -> Plan:
         """Make a plan; see `make_plan`."""
@@ -44,7 +46,9 @@ async def survey(
     topology = await discover(inventory.hosts, fleet, own_pids, engine_pythons(inventory))
     if not topology.hosts:
         raise_unreachable(topology)
-    return Survey(inventory, topology, await read_models(inventory, topology, fleet))
+    configs: dict[str, bytes] = {}
+    models = await read_models(inventory, topology, fleet, configs)
+    return Survey(inventory, topology, models, configs)
 
 
 def engine_pythons(inventory: Inventory) -> tuple[str, ...]:

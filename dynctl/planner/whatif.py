@@ -6,7 +6,7 @@ Pure.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dynctl.core.hardware import Gpu, GpuState, Host, Topology
@@ -34,6 +34,8 @@ class Case:
     topology: Topology
     inventory: Inventory
     models: Mapping[str, Model | None]
+    configs: Mapping[str, bytes] = field(default_factory=dict)
+    """The models' config.json by deployment, for other predictors."""
 
 
 def apply_changes(text: str, case: Case) -> Case:
