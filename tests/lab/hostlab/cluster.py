@@ -19,7 +19,7 @@ connection = http.client.HTTPConnection("unix")
 connection.sock = socket.socket(socket.AF_UNIX)
 connection.sock.settimeout(30)
 connection.sock.connect(sys.argv[1])
-connection.request("GET", sys.argv[2])
+connection.request(sys.argv[3], sys.argv[2])
 answer = connection.getresponse()
 sys.stdout.write(answer.read().decode())
 sys.exit(0 if answer.status == 200 else f"status {answer.status}")
@@ -76,19 +76,23 @@ class Cluster:
                 return process.pid
         raise LabError(f"{unit_id}: no process {unit['pid']} on {host.name}")
 
-    def ask(self, host_name: str, socket: str, path: str) -> str:
-        """GET a path from a Unix socket on a host."""
-        argv = ["python3", "-c", _ASK, socket, path]
+    def ask(self, host_name: str, socket: str, path: str, method: str = "GET") -> str:
+        """Ask for a path at a Unix socket on a host."""
+        argv = ["python3", "-c", _ASK, socket, path, method]
         return self.lab[host_name].run(argv, user="ops").stdout
 
     def decisions(self, deployment: str, limit: int = 100) -> list[dict[str, Any]]:
         """Return the router's last decisions, newest first."""
+        return list(self.router(deployment, f"/decisions?limit={limit}"))
+
+    def router(self, deployment: str, path: str, method: str = "GET") -> Any:
+        """Ask the router's admin socket; returns the JSON it answers."""
         unit = self._unit(
             lambda u: u["kind"] == "router" and u["deployment"] == deployment,
             f"the router of {deployment}",
         )
         socket = self._argument(unit, "--admin-socket")
-        return list(json.loads(self.ask(unit["host"], socket, f"/decisions?limit={limit}")))
+        return json.loads(self.ask(unit["host"], socket, path, method))
 
     def engine_get(self, unit_id: str, path: str) -> str:
         """GET a path of an engine's own API, on its socket."""

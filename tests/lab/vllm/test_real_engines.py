@@ -1,6 +1,6 @@
 """Real vLLM engines with NIXL between them, brought up by dynctl on lab hosts: the same text, and true counts.
 
-Two cores and engines that spin: few tokens, long limits, and no latency asserted.
+Two cores and engines that spin: few tokens, long limits, and no latency asserted, but for one ratio of means.
 """
 
 import json
@@ -8,7 +8,9 @@ import random
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -26,6 +28,12 @@ BLOCK = 32
 NUM_PROMPTS = 20
 MAX_TOKENS = 12
 UP_TIMEOUT_S = 1800.0
+MAX_LEN = 8192
+NUM_LONG, NUM_TURNS = 8, 5
+FIRST_TOKENS, TURN_TOKENS = 4500, 800
+"""A conversation grows to nearly MAX_LEN."""
+LONG_BLOCKS = NUM_LONG * (FIRST_TOKENS + (NUM_TURNS - 1) * TURN_TOKENS) * 6 // 10 // BLOCK
+"""An engine's cache: 60 % of what all conversations are in the end."""
 AGGREGATED = [{"role": "aggregated", "replicas": 2}]
 PREFILL_DECODE = [
     {"role": "prefill", "replicas": 1, "hosts": ["cpu-1"]},
@@ -40,25 +48,31 @@ class Stage:
         self.lab = lab
         self.cluster = Cluster(lab)
         self.layout: list[dict[str, Any]] | None = None
+        self.cache_blocks = 0
         model = engine_env.engine_dir() / "model/tokenizer.json"
         self.tokenizer = Tokenizer.from_file(str(model))
         self._reference: list[str] = []
         self.before = left_by_ops(lab)
 
-    def up(self, layout: list[dict[str, Any]]) -> Cluster:
-        """Bring a layout up, unless it is up already."""
-        if self.layout == layout:
+    def up(self, layout: list[dict[str, Any]], cache_blocks: int = 0) -> Cluster:
+        """Bring a layout up, unless it is up already; `cache_blocks`: long prompts, and caches of so many blocks."""
+        if (self.layout, self.cache_blocks) == (layout, cache_blocks):
             return self.cluster
         self.down()
+        own_args = {"num-gpu-blocks-override": cache_blocks} if cache_blocks else {}
         engine = {
             "kind": "vllm",
             "python": engine_env.HOST_PYTHON,
             "device": "cpu",
             "allow_old_version": True,
             # float32: two engines must agree to the last token.
-            "args": {"enforce-eager": True, "dtype": "float32"},
+            "args": {"enforce-eager": True, "dtype": "float32", **own_args},
         }
-        limits = {"max_model_len_tokens": 2048, "max_num_seqs": 4, "block_size_tokens": BLOCK}
+        limits = {
+            "max_model_len_tokens": MAX_LEN if cache_blocks else 2048,
+            "max_num_seqs": 4,
+            "block_size_tokens": BLOCK,
+        }
         listen = f"{self.lab['head'].address}:8000"
         deployment = {
             "name": "chat",
@@ -78,7 +92,7 @@ class Stage:
         slots = {name: {"cpu_slots": 1} for name in ("cpu-1", "cpu-2")}
         self.lab.write_inventory([deployment], hosts=slots)
         (self.lab.home / "plan.yaml").unlink(missing_ok=True)
-        self.layout = layout
+        self.layout, self.cache_blocks = layout, cache_blocks
         done = self.lab.dynctl("up", "--yes", timeout_s=UP_TIMEOUT_S)
         assert done.returncode == 0, f"{done.stderr}\n{self.logs()}"
         return self.cluster
@@ -109,6 +123,32 @@ class Stage:
         """Ask for the continuation of a prompt, always the same number of tokens."""
         body = {"prompt": prompt, "max_tokens": MAX_TOKENS, "ignore_eos": True}
         return self.ask("/v1/completions", body)
+
+    def stream(self, prompt: str) -> tuple[float, str, dict[str, Any]]:
+        """Ask for a short continuation as a stream: seconds to the first text, the text, usage."""
+        url = f"http://{self.lab['head'].address}:8000/v1/completions"
+        body = {
+            "model": MODEL,
+            "prompt": prompt,
+            "temperature": 0,
+            "max_tokens": 4,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        request = urllib.request.Request(
+            url, json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        began_s, first_s, text, usage = time.monotonic(), 0.0, "", {}
+        with self.lab.inside(), urllib.request.urlopen(request, timeout=600) as answer:
+            for line in answer:
+                if not line.startswith(b"data: {"):
+                    continue
+                first_s = first_s or time.monotonic()
+                event = json.loads(line[6:])
+                usage = event.get("usage") or usage
+                text += "".join(choice["text"] for choice in event["choices"])
+        return first_s - began_s, text, dict(usage)
 
     def count(self, prompt: str) -> int:
         """Tokens of a prompt, by the model's own tokenizer."""
@@ -196,6 +236,61 @@ def test_on_a_second_turn_the_router_predicts_what_the_engine_counts(stage: Stag
         assert decision["is_tokenized"]
         assert decision["overlap_tokens"] == decision["cached_tokens"] == turns[-1]
         assert decision["overlap_tokens"] >= 3 * BLOCK
+
+
+def test_long_conversations_stay_where_they_are_cached_and_answer_sooner(stage: Stage) -> None:
+    """Each engine's cache holds 60 % of the conversations: the router must split them and keep them apart."""
+    cluster = stage.up(AGGREGATED, LONG_BLOCKS)
+    found = {policy: hold_long(stage, cluster, policy) for policy in ("kv", "round_robin")}
+    for policy, run in found.items():
+        print(policy, run)
+    kv, spread = found["kv"], found["round_robin"]
+    assert kv.longest > 7500
+    assert kv.cached >= 0.97 * kv.bound
+    assert kv.mean_ttft_s <= 0.6 * spread.mean_ttft_s
+    hits = cluster.router("chat", "/hits")
+    assert hits["predicted_ratio"] == pytest.approx(hits["reported_ratio"], abs=0.02)
+
+
+@dataclass(frozen=True, slots=True)
+class LongRun:
+    """What became of one set of long conversations; tokens."""
+
+    cached: int
+    bound: int
+    asked: int
+    longest: int
+    mean_ttft_s: float
+
+
+def hold_long(stage: Stage, cluster: Cluster, policy: str) -> LongRun:
+    """Hold long conversations turn by turn under one policy; they share nothing with any held before."""
+    cluster.router("chat", f"/policy?name={policy}", "POST")
+    texts = [some_tokens(stage, f"{policy} {i}", FIRST_TOKENS) for i in range(NUM_LONG)]
+    seen: set[int] = set()
+    cached = best = asked = longest = 0
+    ttfts_s = []
+    draw = random.Random(policy)
+    for turn in range(NUM_TURNS):
+        for i in draw.sample(range(NUM_LONG), NUM_LONG):
+            ttft_s, said, usage = stage.stream(texts[i])
+            ids = stage.tokenizer.encode(texts[i]).ids
+            assert usage["prompt_tokens"] == len(ids)
+            prefixes = [hash(tuple(ids[:end])) for end in range(BLOCK, len(ids), BLOCK)]
+            best += BLOCK * sum(prefix in seen for prefix in prefixes)
+            seen.update(prefixes)
+            cached += int(usage["prompt_tokens_details"]["cached_tokens"])
+            asked += len(ids)
+            longest = max(longest, len(ids))
+            ttfts_s.append(ttft_s)
+            texts[i] += said + some_tokens(stage, f"{policy} {i} {turn}", TURN_TOKENS)
+    return LongRun(cached, best, asked, longest, fmean(ttfts_s))
+
+
+def some_tokens(stage: Stage, seed: str, count: int) -> str:
+    """Text of about so many tokens."""
+    text = words(seed, count)
+    return text[: len(text) * count // stage.count(text)]
 
 
 def test_prefill_and_decode_give_the_text_of_one_engine(stage: Stage) -> None:
