@@ -32,12 +32,8 @@ def identified(sources: GpuSources) -> tuple[Gpu, ...]:
     if sources.query is not None:
         gpus = tuple(_by_query(gpu, sources) for gpu in sources.query.gpus)
         return _and_others(gpus, sources)
-    cards = [card for card in sources.pci.gpus if card.vendor == "nvidia"]
-    if sources.is_smi_broken and cards:
-        return tuple(
-            _unknown(i, f"unknown-{card.bus_id}", bus_id=card.bus_id)
-            for i, card in enumerate(sorted(cards, key=lambda card: card.bus_id))
-        )
+    if sources.is_smi_broken and (on_bus := _on_bus(sources)):
+        return on_bus
     named = {g.index: (g.uuid, g.name) for g in sources.nvlink}
     named |= {g.index: (g.uuid, g.name) for g in sources.listed}
     for index in (*sources.topo.gpu_indexes, *sorted(sources.peers)):
@@ -52,6 +48,12 @@ def identified(sources: GpuSources) -> tuple[Gpu, ...]:
         )
         for index, (uuid, name) in sorted(named.items())
     )
+
+
+def _on_bus(sources: GpuSources) -> tuple[Gpu, ...]:
+    """Cards on the bus, in the order the driver counts them in; of their state nothing is known."""
+    cards = sorted(card.bus_id for card in sources.pci.gpus if card.vendor == "nvidia")
+    return tuple(_unknown(i, f"unknown-{bus}", bus_id=bus) for i, bus in enumerate(cards))
 
 
 def _and_others(gpus: tuple[Gpu, ...], sources: GpuSources) -> tuple[Gpu, ...]:
@@ -122,6 +124,9 @@ def _by_nvml(nvml: NvmlFacts, sources: GpuSources) -> tuple[Gpu, ...]:
     seen = {gpu.index for gpu in gpus} | {index for index, _ in nvml.broken}
     uuids = {gpu.uuid for gpu in gpus}
     gpus += [gpu for gpu in printed if gpu.index not in seen and gpu.uuid not in uuids]
+    if nvml.is_cut:
+        seen |= {gpu.index for gpu in gpus}
+        gpus += [gpu for gpu in _on_bus(sources) if gpu.index not in seen]
     return _with_broken(gpus, nvml.broken)
 
 

@@ -338,6 +338,18 @@ def test_a_driver_that_hangs_on_a_gpu_still_told_of_those_before_it(read):
     assert "gpu-output-cut" in codes(host)
 
 
+def test_gpus_that_a_hanging_driver_did_not_get_to_are_unknown_never_none(read):
+    facts = read(lines(gpu(0), gpu(1), pairs=[], end=False, count=4), exit_status=124)
+    cards = PciFacts(gpus=tuple(PciGpu(f"0000:0{i}:00.0", "nvidia", 0) for i in range(4)))
+    found = HostFacts({"nvml": facts, "pci": cards})
+    found.failures["nvidia_smi_csv"] = "nvidia-smi did not answer within its limit"
+    found.kinds["nvidia_smi_csv"] = "timeout"
+    host = assemble([HostEntry("h", "h")], {"h": found}, (), {}).hosts[0]
+
+    assert [(g.index, g.state) for g in host.gpus] == [(i, GpuState.UNKNOWN) for i in range(4)]
+    assert [g.memory_bytes for g in host.gpus] == [80 * GIB, 80 * GIB, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("text", "status", "kind", "says"),
     [
