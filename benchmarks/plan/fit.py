@@ -5,8 +5,16 @@ from collections.abc import Sequence
 
 from points import Point
 
-from dynctl.planner.calibration import NAMES, TOGETHER, Calibration, Constants, bounded, fingerprint
-from dynctl.planner.closed_loop import Loop, Pass, run_loop
+from dynctl.planner.calibration import (
+    NAMES,
+    TOGETHER,
+    Calibration,
+    Constants,
+    bounded,
+    fingerprint,
+    levels,
+)
+from dynctl.planner.closed_loop import run_loop
 from dynctl.planner.fitting import Unknown, fit
 
 PLAIN = Constants()
@@ -39,8 +47,10 @@ LOCAL = (
 )
 
 
-MODEL = (*TOGETHER, "queue", "burst", "mixing")
+MODEL = ("memory", "arithmetic", "floors", "host", "queue", "burst", "mixing")
 """What one model may add on one engine and generation."""
+FORMAT = ("weights", "floors")
+"""What one format of its weights may add: other kernels, and nothing of attention and servers."""
 
 
 SERVING = {"host_ms", "queue", "burst"}
@@ -48,18 +58,9 @@ SERVING_PULL = 0.3
 """What servers add has no physics to hold to: above single models, data may move it more freely."""
 
 
-def groups_of(p: Point):
-    place = f"{p.engine}/{p.generation}"
-    return ("", p.engine, place, f"{place}/{p.fingerprint}")
-
-
-def level_of(group: str) -> int:
-    """0 the base, 1 an engine, 2 on a generation, 3 for a model."""
-    return 1 + group.count("/") if group else 0
-
-
-def predict(p: Point, c: Constants) -> Pass:
-    return run_loop(p.load, c, Loop(p.isl, p.osl, p.concurrency))
+def groups_of(p: Point) -> tuple[str, ...]:
+    query = p.query
+    return ("", *levels(p.engine, query.spec.generation, query.model))
 
 
 def calibrate(
@@ -70,20 +71,26 @@ def calibrate(
     engine_pull=1.0,
     local_pull=1.0,
     model_pull=0.2,
+    format_pull=0.4,
     rounds=12,
     origin="",
     date="",
     local=LOCAL,
 ) -> Calibration:
-    groups = sorted({g for p in points for g in groups_of(p)})
-    levels = (FITTED, local, local, MODEL)
-    names = [(g, n) for g in groups for n in levels[level_of(g)]]
-    rows_of = {g: [i for i, p in enumerate(points) if g in groups_of(p)] for g in groups}
-    pulls = {0: base_pull, 1: engine_pull, 2: local_pull, 3: model_pull}
+    # Where users wait for the cache, its size matters most, and points do not say what it was.
+    points = [p for p in points if p.loop.concurrency <= p.loop.max_sequences]
+    keys = [groups_of(p) for p in points]
+    level = {g: depth for key in keys for depth, g in enumerate(key)}
+    # Formats first, the base last: the normal equations then stay sparse while they are solved.
+    groups = sorted(level, key=lambda g: (-level[g], g))
+    constants_of = (FITTED, local, local, MODEL, FORMAT)
+    names = [(g, n) for g in groups for n in constants_of[level[g]]]
+    rows_of = {g: [i for i, key in enumerate(keys) if g in key] for g in groups}
+    pulls = (base_pull, engine_pull, local_pull, model_pull, format_pull)
     unknowns = [
         Unknown(
             0.0,
-            pulls[level_of(g)] * (SERVING_PULL if n in SERVING and level_of(g) < 3 else 1.0),
+            pulls[level[g]] * (SERVING_PULL if n in SERVING and level[g] < 3 else 1.0),
             rows_of[g],
             -2.5,
             2.5,
@@ -94,7 +101,6 @@ def calibrate(
     for i, (g, n) in enumerate(names):
         where.setdefault(g, []).append((i, n))
     logs = [(math.log(p.ttft_ms / 1e3), math.log(p.tpot_ms / 1e3)) for p in points]
-    keys = [groups_of(p) for p in points]
 
     def residuals(x, rows):
         sets: dict = {}
@@ -110,7 +116,7 @@ def calibrate(
                         for name in TOGETHER.get(n, (n,)):
                             values[name] *= factor
                 c = sets[key] = bounded(values)
-            found = predict(points[i], c)
+            found = run_loop(points[i].load, c, points[i].loop)
             out.append(
                 (
                     ttft_weight * (math.log(found.ttft_s) - logs[i][0]),
@@ -125,5 +131,5 @@ def calibrate(
         factors.setdefault(g, {})[n] = math.exp(value)
     base = {n: getattr(PLAIN, n) * f for n, f in factors.pop("").items()}
     return Calibration(
-        origin, date, base, factors, {}, frozenset(fingerprint(p.shape) for p in points)
+        origin, date, base, factors, {}, frozenset(fingerprint(p.query.model) for p in points)
     )

@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dynctl.core.model import Model
-from dynctl.core.plan import Parallelism
-from dynctl.planner.calibration import fingerprint
+from dynctl.core.plan import Parallelism, Role
+from dynctl.core.workload import Workload
 from dynctl.planner.checkpoint import shipped_config
+from dynctl.planner.closed_loop import Loop
 from dynctl.planner.model import read_model
 from dynctl.planner.peaks import spec_named
-from dynctl.planner.roofline import Load, group_link, load_of
+from dynctl.planner.pricing import Query, engine_of, keeps_small_cache, loop_of, memory_of
+from dynctl.planner.roofline import Load
 
 HERE = Path(__file__).parent
 POINTS = HERE / "points.csv"
@@ -37,9 +39,10 @@ class Point:
     ttft_ms: float
     tpot_ms: float
     runs: int = 1
+    query: Query | None = None
+    """What `dynctl estimate` would be asked for this setting."""
     load: Load | None = None
-    shape: Model | None = None
-    generation: str = ""
+    loop: Loop | None = None
 
     @property
     def key(self) -> str:
@@ -47,12 +50,7 @@ class Point:
 
     @property
     def is_moe(self) -> bool:
-        return bool(self.shape and self.shape.num_experts)
-
-    @property
-    def fingerprint(self) -> str:
-        assert self.shape is not None
-        return fingerprint(self.shape)
+        return self.query.model.num_experts > 0
 
     @property
     def family(self) -> str:
@@ -98,17 +96,25 @@ def plain_shape(name: str) -> Model:
     return read_model(config, name)
 
 
-def prepare(point: Point) -> Point:
+def prepare(point: Point, max_num_seqs: int = 0) -> Point:
     spec = spec_named(point.gpu)
     assert spec is not None, point.gpu
     # An fp8 checkpoint with NVFP4 rows keeps attention of DeepSeek and Kimi in 16 or 8 bit; the row's own label counts.
-    point.shape = shaped(plain_shape(point.model), point.dense, point.experts)
-    if point.engine == "trtllm" and point.dense in {"fp8", "nvfp4"}:
-        # The checkpoints this engine is measured with declare an 8-bit KV cache; the file does not say.
-        point.shape = replace(point.shape, kv_bytes_per_token=point.shape.kv_bytes_per_token // 2)
-    layout = Parallelism(tp=point.tp, dp=point.dp, ep=point.ep)
-    point.load = load_of(point.shape, spec, layout, group_link(spec, spec.num_nvlinks, None))
-    point.generation = spec.generation
+    shape = shaped(plain_shape(point.model), point.dense, point.experts)
+    if keeps_small_cache(shape, point.engine):
+        shape = replace(shape, kv_bytes_per_token=shape.kv_bytes_per_token // 2)
+    point.query = Query(
+        shape,
+        spec,
+        Parallelism(tp=point.tp, dp=point.dp, ep=point.ep),
+        Role.AGGREGATED,
+        Workload(point.isl, point.osl),
+        point.concurrency,
+        point.engine,
+        max_num_seqs=max_num_seqs,
+    )
+    point.load = engine_of(point.query).load
+    point.loop = loop_of(point.query, memory_of(point.query))
     return point
 
 

@@ -8,6 +8,7 @@ import typer
 
 from dynctl.cli.options import Output, OutputOption
 from dynctl.cli.output import emit, emit_json, table
+from dynctl.core.model import Model
 from dynctl.errors import DynctlError, ExitCode
 from dynctl.planner.peaks import GpuSpec
 from dynctl.planner.pricing import Priced, Query
@@ -113,7 +114,6 @@ def command(  # noqa: PLR0917 - an option each
     """
     from dynctl.core.plan import Parallelism, Role
     from dynctl.core.workload import Slo, Workload
-    from dynctl.planner.checkpoint import open_model
     from dynctl.planner.pricing import price_engine
 
     if names:
@@ -129,11 +129,7 @@ def command(  # noqa: PLR0917 - an option each
     if not asked or not 0 < asked <= 1e6:
         raise DynctlError("--concurrency and --rate are positive", code=ExitCode.USAGE)
     query = Query(
-        model=open_model(
-            model,
-            kv_bytes(kv_dtype),
-            weights="" if weights is Weights.AUTO else weights.value,
-        ),
+        model=_open(model, weights, kv_dtype, engine),
         spec=find_gpu(gpu),
         parallelism=Parallelism(tp, pp, dp, ep),
         role=Role(role.value),
@@ -145,6 +141,17 @@ def command(  # noqa: PLR0917 - an option each
         slo=Slo(ttft, itl),
     )
     _print(query, price_engine(query), output)
+
+
+def _open(name: str, weights: Weights, kv_dtype: KvDtype, engine: EngineName) -> Model:
+    from dynctl.planner.checkpoint import open_model
+    from dynctl.planner.pricing import keeps_small_cache
+
+    stored = "" if weights is Weights.AUTO else weights.value
+    found = open_model(name, kv_bytes(kv_dtype), weights=stored)
+    if kv_dtype is KvDtype.AUTO and keeps_small_cache(found, engine.value):
+        return open_model(name, 1.0, weights=stored)
+    return found
 
 
 def kv_bytes(dtype: KvDtype) -> float | None:

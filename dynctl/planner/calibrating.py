@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from dynctl.core.model import Model
 from dynctl.core.plan import Parallelism
 from dynctl.errors import PlanError
-from dynctl.planner.calibration import NAMES, TOGETHER, Calibration, Constants, bounded, fingerprint
+from dynctl.planner.calibration import NAMES, TOGETHER, Calibration, Constants, bounded
 from dynctl.planner.closed_loop import Loop, run_loop
 from dynctl.planner.fitting import Unknown, fit
 from dynctl.planner.peaks import GpuSpec
@@ -21,6 +21,8 @@ from dynctl.planner.roofline import group_link, load_of
 
 PULL = 0.15
 """Of a factor towards 1, against residuals of a result: one clear result may move it by half."""
+GROUPS = ("memory", "arithmetic", "floors", "host")
+"""What a few end-to-end results can tell apart, each a group of constants that move together."""
 TTFT_WEIGHT = 0.5
 
 
@@ -65,12 +67,11 @@ def calibrate(
     """
     if not runs:
         raise PlanError("no result to calibrate from", "run dynctl bench with 1 and with 64 users")
-    start = known.constants(engine, spec.generation, fingerprint(model), spec.name)
+    start = known.constants(engine, spec, model)
     load = load_of(model, spec, parallelism, group_link(spec, spec.num_nvlinks, None))
-    groups = tuple(TOGETHER)
 
     def errors(x: Sequence[float], rows: Sequence[int]) -> list[tuple[float, ...]]:
-        c = moved(start, dict(zip(groups, map(math.exp, x), strict=True)))
+        c = moved(start, dict(zip(GROUPS, map(math.exp, x), strict=True)))
         found: list[tuple[float, ...]] = []
         for i in rows:
             run = runs[i]
@@ -84,13 +85,13 @@ def calibrate(
         return found
 
     every = range(len(runs))
-    unknowns = [Unknown(0.0, PULL, every, -1.6, 1.6) for _ in groups]
+    unknowns = [Unknown(0.0, PULL, every, -1.6, 1.6) for _ in GROUPS]
     x = fit(errors, unknowns, len(runs), rounds=30)
-    before, after = errors([0.0] * len(groups), every), errors(x, every)
-    by_group = dict(zip(groups, map(math.exp, x), strict=True))
+    before, after = errors([0.0] * len(GROUPS), every), errors(x, every)
+    by_group = dict(zip(GROUPS, map(math.exp, x), strict=True))
     end = moved(start, by_group)
     return Found(
-        {n: getattr(end, n) / getattr(start, n) for names in TOGETHER.values() for n in names},
+        {n: getattr(end, n) / getattr(start, n) for group in GROUPS for n in TOGETHER[group]},
         by_group,
         _median(row[1] for row in before),
         _median(row[1] for row in after),

@@ -1,11 +1,13 @@
 """The few constants of the roofline, per engine and GPU generation, with where and when they were fitted.
 
 A set is found by multiplying factors: the base, then the engine's, the engine's on this generation of GPU, what the model
-adds there if it was among the fitted points, and what `dynctl calibrate` found on this very GPU. Constants come from one data file beside this module.
+adds there if it was among the fitted points, what its format of weights adds, and what `dynctl calibrate` found on this
+very GPU. Constants come from one data file beside this module.
 Not here: what the constants mean for time (`roofline`), fitting (`fitting`).
 Pure: its data file is part of the code.
 """
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -82,10 +84,13 @@ TOGETHER: Mapping[str, tuple[str, ...]] = {
     ),
     "floors": ("layer_us", "moe_layer_us", "latent_us", "step_us", "reduce_us", "gather_us", "sequence_us"),
     "host": ("host_ms",),
+    "weights": ("eta_weights", "eta_experts", "eta_experts4"),
 }  # fmt: skip
 """Which constants move together: end-to-end figures of one model cannot tell them apart."""
 OWN_PATH = Path(".dynctl") / "calibration.json"
 """Where `dynctl calibrate` keeps what it found, beside the clusters' own directories."""
+WIDTHS: Mapping[str, float] = {"bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
+"""Bytes of one weight in the formats that GPUs multiply in: of these a wider one is never faster."""
 REGIMES = ("fitted", "unfitted", "foreign")
 """How much is known of a setting, from most to least: each has a band of its own."""
 NVFP4_SHARE = 0.57
@@ -100,7 +105,7 @@ class Calibration:
     date: str
     base: Factors
     factors: Mapping[str, Factors]
-    """By `engine`, `engine/generation`, `engine/generation/model` or `engine/gpu`: what the base is multiplied by."""
+    """What the base is multiplied by: `engine`, `engine/generation`, `engine/generation/model`, `engine/generation/model/format`, or `engine/gpu`."""
     bands: Mapping[str, tuple[float, float]]
     """By `figure/family/regime`: factors from an expected figure to the low and high end of its 90 % band."""
     models: frozenset[str] = frozenset()
@@ -108,15 +113,29 @@ class Calibration:
     origins: Mapping[str, str] = field(default_factory=dict)
     """By `engine/gpu` key: where own factors come from."""
 
-    def constants(self, engine: str, generation: str, model: str = "", gpu: str = "") -> Constants:
-        """The set for an engine, a kind of GPU and a model's fingerprint; unknown names leave a coarser set."""
+    def constants(self, engine: str, spec: GpuSpec, model: Model | None = None) -> Constants:
+        """The set for an engine on a kind of GPU; what was never fitted, or no model, leaves a coarser set."""
         values = {name: getattr(_PLAIN, name) for name in NAMES} | dict(self.base)
-        place = f"{engine}/{generation}"
-        for key in (engine, place, f"{place}/{model}", f"{engine}/{gpu}"):
-            for name, factor in self.factors.get(key, {}).items():
-                for constant in TOGETHER.get(name, (name,)):
-                    values[constant] *= factor
+        keys = levels(engine, spec.generation, model)
+        found = [self.factors.get(key, {}) for key in keys[:3]]
+        found.append(self._of_format(*keys[2:]) if model else {})
+        found.append(self.factors.get(f"{engine}/{spec.name}", {}))
+        for name, factor in itertools.chain.from_iterable(f.items() for f in found):
+            for constant in TOGETHER.get(name, (name,)):
+                values[constant] *= factor
         return bounded(values)
+
+    def _of_format(self, known: str, key: str) -> Factors:
+        """What a format adds for a model, held to what narrower ones add."""
+        found = dict(self.factors.get(key, {}))
+        width = WIDTHS.get(key.rpartition("/")[2], 0.0)
+        for narrow, narrower in WIDTHS.items():
+            other = self.factors.get(f"{known}/{narrow}", {})
+            if other and narrower < width:
+                most = other["weights"] * width / narrower
+                found["weights"] = min(found.get("weights", 1.0), most)
+                found["floors"] = max(found.get("floors", 1.0), other["floors"])
+        return found
 
     def band(self, figure: str, model: Model, engine: str, spec: GpuSpec) -> tuple[float, float]:
         """The 90 % band of `ttft`, `tpot` or `tokens`: narrow for a fitted model on a fitted engine and GPU generation.
@@ -126,13 +145,12 @@ class Calibration:
         know more: few points may by chance spread less, but less knowledge never promises more.
         """
         family = family_of(model)
-        places = {f"{engine}/{spec.generation}", f"{engine}/{spec.name}"}
-        if not places & self.factors.keys() or figure.endswith("-flood"):
+        _, place, known, _ = levels(engine, spec.generation, model)
+        has_points = place in self.factors or f"{engine}/{spec.name}" in self.factors
+        if not has_points or figure.endswith("-flood"):
             doubt = 3
-        elif f"{engine}/{spec.generation}/{fingerprint(model)}" not in self.factors:
-            doubt = 2
         else:
-            doubt = 1
+            doubt = 1 if known in self.factors else 2
         name = figure.removesuffix("-flood")
         ends = [self.bands[f"{name}/{family}/{regime}"] for regime in REGIMES[:doubt]]
         low, high = min(low for low, _ in ends), max(high for _, high in ends)
@@ -171,6 +189,15 @@ def bounded(values: Factors) -> Constants:
     return Constants(**found)
 
 
+def levels(engine: str, generation: str, model: Model | None) -> tuple[str, ...]:
+    """Whose factors make a set, from coarse to fine."""
+    place = f"{engine}/{generation}"
+    if model is None:
+        return engine, place
+    known = f"{place}/{fingerprint(model)}"
+    return engine, place, known, f"{known}/{stored_as(model)}"
+
+
 def family_of(model: Model) -> str:
     """`moe` or `dense`."""
     return "moe" if model.num_experts else "dense"
@@ -180,6 +207,12 @@ def fingerprint(model: Model) -> str:
     """What tells a model's architecture from others', whatever it is called and however it is stored."""
     heads = f"{model.num_heads}:{model.num_kv_heads}"
     return f"{model.num_layers}x{model.hidden_size}x{heads}x{model.num_experts}"
+
+
+def stored_as(model: Model) -> str:
+    """The width most weights are kept in: `bf16`, `fp8`, `int8`, `int4`, `nvfp4` or `mxfp4`."""
+    most = max(model.parts, key=lambda part: part.num_params, default=None)
+    return most.format.removesuffix("-block") if most else ""
 
 
 def read_calibration(text: str) -> Calibration:

@@ -48,8 +48,8 @@ def run_loop(load: Load, c: Constants, loop: Loop) -> Pass:
     extra = max(0.0, mixed - decode) * c.mixing
     tpot = decode + extra * (batch - 1) / loop.osl_tokens
     life = mixed + tpot * (loop.osl_tokens - 1)
-    rho = min(0.95, batch * extra / life)
-    wait = c.queue * rho / (2 * (1 - rho)) * extra + c.burst * (batch - 1) / 2 * extra
+    rho = min(0.95, (batch - 1) * extra / life)
+    wait = c.queue * rho / (2 * (1 - rho)) * mixed + c.burst * (batch - 1) / 2 * extra
     ttft = mixed + (decode / 2 if batch > 1 else 0.0) + wait + c.host_ms * 1e-3
     life = ttft + tpot * (loop.osl_tokens - 1)
     tokens = running * loop.osl_tokens / life
@@ -82,7 +82,7 @@ def run_pair(pair: Pair, c: Constants, loop: Loop) -> Pass:
         """Seconds of one prefill step, and requests per second with this many users before their first token."""
         waiting = users / pair.num_prefill
         batch = max(1.0, min(PREFILL_BATCH, waiting))
-        one = _batch_s(pair.prefill, c, batch, new, loop.cached_tokens)
+        one = prefill_batch_s(pair.prefill, c, batch, new, loop.cached_tokens)
         fastest = pair.num_prefill * batch / one
         return one, min(fastest, users / (one + pair.transfer_s + c.host_ms * 1e-3))
 
@@ -101,8 +101,8 @@ def run_pair(pair: Pair, c: Constants, loop: Loop) -> Pass:
     return Pass((loop.concurrency - decoding) / requests, tpot, requests * loop.osl_tokens)
 
 
-def _batch_s(load: Load, c: Constants, batch: float, new: float, past: float) -> float:
-    """Several prompts in one step: products of all together, attention of each alone."""
+def prefill_batch_s(load: Load, c: Constants, batch: float, new: float, past: float) -> float:
+    """Seconds of several prompts in one step: products of all together, attention of each alone."""
     together = step_s(load, c, 0.0, 0.0, batch * new, past)
     one_long = attention_s(load, c, batch * new, past)
     return together - one_long + batch * attention_s(load, c, new, past)

@@ -119,23 +119,30 @@ def _damped(matrix: list[Vector], damping: float) -> list[Vector]:
 
 
 def solve(matrix: Sequence[Sequence[float]], vector: Sequence[float]) -> Vector:
-    """Solve a square system by elimination with pivots; a direction that nothing determines stays at 0."""
+    """Solve a symmetric system without negative directions; a direction that nothing determines stays at 0.
+
+    Eliminates in the given order without pivots, and over what is not zero only: unknowns that touch few others
+    should stand first.
+    """
     size = len(vector)
     rows = [[*row, value] for row, value in zip(matrix, vector, strict=True)]
-    for column in range(size):
-        pivot = max(range(column, size), key=lambda i: abs(rows[i][column]))
-        rows[column], rows[pivot] = rows[pivot], rows[column]
-        if abs(rows[column][column]) < 1e-12:
+    reach: list[list[int]] = []
+    """Columns right of the diagonal that are not zero, by row."""
+    for column, top in enumerate(rows):
+        live = [j for j in range(column + 1, size) if top[j]]
+        reach.append(live)
+        pivot = top[column]
+        if pivot < 1e-12:
             continue
-        for i in range(column + 1, size):
-            share = rows[i][column] / rows[column][column]
-            if share:
-                for j in range(column, size + 1):
-                    rows[i][j] -= share * rows[column][j]
+        ends = (*live, size)
+        for i in live:
+            row = rows[i]
+            share = row[column] / pivot
+            for j in ends:
+                row[j] -= share * top[j]
     found = [0.0] * size
     for i in range(size - 1, -1, -1):
-        if abs(rows[i][i]) < 1e-12:
-            continue
-        rest = sum(rows[i][j] * found[j] for j in range(i + 1, size))
-        found[i] = (rows[i][size] - rest) / rows[i][i]
+        top = rows[i]
+        if top[i] >= 1e-12:
+            found[i] = (top[size] - sum(top[j] * found[j] for j in reach[i])) / top[i]
     return found

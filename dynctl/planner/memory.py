@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from dynctl.core.model import Model
 from dynctl.core.plan import MemorySheet, Parallelism
 from dynctl.core.units import GIB
+from dynctl.planner.peaks import GpuSpec
 
+VOLTA_FORMATS = frozenset({"bf16", "int4", "int8"})
+"""What GPUs of compute capability 7.0 compute; 8-bit and 4-bit floats need 7.5 or more."""
 BLOCK_TOKENS = 16
 MAX_BATCHED_TOKENS = 8192
 """vLLM's default on data-centre GPUs: tokens of one step, which bound its activations."""
@@ -108,6 +111,14 @@ def needed_bytes(found: MemorySheet, model: Model, parallelism: Parallelism, tok
         + found.activation_bytes
         + math.ceil(share * tokens)
     )
+
+
+def no_kernels(model: Model, spec: GpuSpec, name: str) -> str:
+    """Why engines cannot compute a model's weights on such a GPU at all; empty when they can."""
+    odd = {p.format for p in model.parts if p.num_params} - VOLTA_FORMATS
+    if spec.generation != "volta" or not odd:
+        return ""
+    return f"{name} cannot compute {' and '.join(sorted(odd))} weights: they need compute capability 7.5 or more"
 
 
 def legal_tp(model: Model, tp: int) -> bool:

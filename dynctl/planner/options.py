@@ -25,7 +25,7 @@ from dynctl.planner.limits import (
     max_num_seqs,
     room_of,
 )
-from dynctl.planner.memory import legal_tp, needed_bytes, sheet
+from dynctl.planner.memory import legal_tp, needed_bytes, no_kernels, sheet
 from dynctl.planner.peaks import find_spec
 from dynctl.planner.placement import Allocation, GpuKind, Group, kind_of
 from dynctl.planner.roofline import Engine, group_link
@@ -201,19 +201,10 @@ def options_for(
     return options, misfits
 
 
-_VOLTA_WEIGHTS = ("bf16", "int4", "int8")
-"""Formats that GPUs of compute capability 7.0 compute; 8-bit and 4-bit floats need 8.0 or more."""
-
-
 def unsupported(model: Model, kind: GpuKind) -> str:
     """Say why a kind of GPU cannot compute a model's weights at all; empty: it can, or is not in the table."""
     spec = find_spec(kind.name)
-    if spec is None or not spec.name.startswith("v100"):
-        return ""
-    odd = sorted({p.format for p in model.parts if p.num_params} - set(_VOLTA_WEIGHTS))
-    if not odd:
-        return ""
-    return f"{kind.name} cannot compute {' and '.join(odd)} weights: they need compute capability 8.0 or more"
+    return no_kernels(model, spec, kind.name) if spec else ""
 
 
 def _of_size(

@@ -6,21 +6,32 @@ Pure.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dynctl.core.model import Model
 from dynctl.core.plan import Figure, MemorySheet, Parallelism, Role
 from dynctl.core.units import GIB, format_bytes
 from dynctl.core.workload import Slo, Workload
-from dynctl.planner.closed_loop import Loop, run_loop
+from dynctl.planner.calibration import Constants, stored_as
+from dynctl.planner.closed_loop import Loop, prefill_batch_s, run_loop
 from dynctl.planner.estimate import Layout, Side, figure, max_rate_rps, serve
-from dynctl.planner.memory import MAX_NUM_SEQS, Room, legal_tp, sheet
+from dynctl.planner.limits import default_batched_tokens
+from dynctl.planner.memory import (
+    MAX_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    Room,
+    legal_tp,
+    no_kernels,
+    sheet,
+)
 from dynctl.planner.peaks import GpuSpec
 from dynctl.planner.roofline import Engine, group_link
 
 KV_MARGIN = 0.15
 """How wrong the memory beside weights and KV may be, as a share of it; engines differ in what they keep."""
 
+LARGE_NUM_SEQS = 1024
+"""What vLLM itself bounds the requests of a step to on its largest GPUs."""
 FLOOD_USERS = 256
 """With more users than this, engines are bound by their hosts and their queues: fitted points say little there."""
 
@@ -38,10 +49,27 @@ class Query:
     """None: requests arrive at `workload.rate_rps`."""
     engine: str = "vllm"
     utilization: float = 0.9
-    max_num_seqs: int = MAX_NUM_SEQS
+    max_num_seqs: int = 0
+    """0: what vLLM bounds a step to on such GPUs when it is told nothing."""
     link: str | None = None
     """Worst PCIe path of a group without NVLink, as `PIX` or `SYS`."""
     slo: Slo = field(default_factory=Slo)
+    constants: Constants | None = None
+    """None: the shipped ones."""
+
+    @property
+    def num_seqs(self) -> int:
+        """Requests one attention rank runs at a time."""
+        return self.max_num_seqs or (LARGE_NUM_SEQS if self._is_large else MAX_NUM_SEQS)
+
+    @property
+    def batched_tokens(self) -> int:
+        """Tokens of one step."""
+        return default_batched_tokens(self.spec.usable_bytes)
+
+    @property
+    def _is_large(self) -> bool:
+        return self.batched_tokens >= MAX_BATCHED_TOKENS and self.spec.generation != "ampere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +95,32 @@ class Priced:
 
 def price_engine(query: Query) -> Priced:
     """Price one engine."""
-    refusal = illegal(query.model, query.parallelism)
+    refusal = illegal(query.model, query.parallelism) or no_kernels(
+        query.model, query.spec, query.spec.name
+    )
     if refusal:
         return Priced(False, refusal)
-    memory = _sheet(query)
+    memory = memory_of(query)
     needed = query.workload.isl_tokens + query.workload.osl_tokens
     if memory.kv_capacity_tokens < needed:
-        return Priced(False, _short(query, memory, needed), memory=memory)
-    engine = Engine(
-        query.model,
-        query.spec,
-        query.parallelism,
-        group_link(query.spec, query.spec.num_nvlinks, query.link),
-        query.engine,
-    )
+        reason = f"{_short(query, memory, needed)}; {_nearest(query, needed)}"
+        return Priced(False, reason, memory=memory)
     priced = _looped if query.concurrency is not None else _arriving
-    return priced(query, engine, memory)
+    return priced(query, engine_of(query), memory)
+
+
+def engine_of(query: Query) -> Engine:
+    """The asked engine as the roofline sees it."""
+    link = group_link(query.spec, query.spec.num_nvlinks, query.link)
+    return Engine(query.model, query.spec, query.parallelism, link, query.engine, query.constants)
+
+
+def keeps_small_cache(model: Model, engine: str) -> bool:
+    """Whether the KV cache is in 8 bit though nobody says so.
+
+    The 8- and 4-bit checkpoints that TensorRT-LLM is measured with declare such a cache.
+    """
+    return engine == "trtllm" and stored_as(model) in {"fp8", "nvfp4"}
 
 
 def illegal(model: Model, parallelism: Parallelism) -> str:
@@ -103,13 +141,15 @@ def illegal(model: Model, parallelism: Parallelism) -> str:
     return ""
 
 
-def _sheet(query: Query) -> MemorySheet:
+def memory_of(query: Query) -> MemorySheet:
+    """The memory of one of its GPUs."""
     work = query.workload
     room = Room(
         query.spec.usable_bytes,
         query.utilization,
-        query.max_num_seqs,
+        query.num_seqs,
         work.isl_tokens + work.osl_tokens,
+        query.batched_tokens,
     )
     return sheet(query.model, query.parallelism, room)
 
@@ -129,14 +169,45 @@ def _short(query: Query, memory: MemorySheet, needed: int) -> str:
     )
 
 
-def _max_sequences(query: Query, memory: MemorySheet) -> float:
-    """Requests the engine holds at once; what they share is stored once."""
+def _nearest(query: Query, needed: int) -> str:
+    """The smallest layout of this kind that would hold the model and one request."""
+    own = query.parallelism
+    for factor in (2, 4, 8, 16):
+        for tp, pp in ((own.tp * factor, own.pp), (own.tp, own.pp * factor)):
+            larger = replace(query, parallelism=replace(own, tp=tp, pp=pp))
+            is_legal = not illegal(query.model, larger.parallelism)
+            if is_legal and memory_of(larger).kv_capacity_tokens >= needed:
+                return f"it fits with tp {tp}" + (f" and pp {pp}" if pp > 1 else "")
+    return "no layout of up to sixteen times the GPUs holds it"
+
+
+def _max_sequences(query: Query, memory: MemorySheet, answered: float = 1.0) -> float:
+    """Requests the engine holds at once with this share of their answers; what they share is stored once."""
     work = query.workload
-    own = work.isl_tokens * (1 - work.shared_prefix_ratio) + work.osl_tokens
+    own = work.isl_tokens * (1 - work.shared_prefix_ratio) + work.osl_tokens * answered
     return max(
         1.0,
-        min(query.max_num_seqs * query.parallelism.dp, memory.kv_capacity_tokens / own),
+        min(query.num_seqs * query.parallelism.dp, memory.kv_capacity_tokens / own),
     )
+
+
+def loop_of(query: Query, memory: MemorySheet) -> Loop:
+    """The asked users as a closed loop on this engine."""
+    work = query.workload
+    cached = work.isl_tokens * work.shared_prefix_ratio
+    return Loop(
+        work.isl_tokens,
+        work.osl_tokens,
+        query.concurrency or 1.0,
+        cached,
+        # Engines admit what fits now: on average requests are half answered.
+        _max_sequences(query, memory, answered=0.5),
+    )
+
+
+def is_flood(query: Query, loop: Loop) -> bool:
+    """Whether users wait for each other more than for the engine."""
+    return loop.concurrency > min(FLOOD_USERS * query.parallelism.dp, loop.max_sequences)
 
 
 def _looped(query: Query, engine: Engine, memory: MemorySheet) -> Priced:
@@ -144,29 +215,21 @@ def _looped(query: Query, engine: Engine, memory: MemorySheet) -> Priced:
     gpus = query.parallelism.num_gpus
     ttft_s: float | None = None
     tpot_s: float | None = None
-    context = work.isl_tokens + work.osl_tokens / 2
-    held = min(users, _max_sequences(query, memory))
-    new = work.isl_tokens * (1 - work.shared_prefix_ratio)
+    loop = loop_of(query, memory)
+    held = min(users, loop.max_sequences)
     if query.role is Role.PREFILL:
-        one = engine.prefill_s(new, work.isl_tokens - new)
-        requests = engine.stages / one
-        # Each of the users waits for those before it.
-        ttft_s = one * max(1.0, users / engine.stages) + engine.host_s
+        ttft_s, requests = _prefilling(query, engine, loop)
         tokens = requests
     elif query.role is Role.DECODE:
-        tpot_s = engine.decode_s(held, context)
+        tpot_s = engine.decode_s(held, work.isl_tokens + work.osl_tokens / 2)
         tokens = held / tpot_s
         requests = tokens / work.osl_tokens
     else:
-        loop = Loop(
-            work.isl_tokens, work.osl_tokens, users, work.isl_tokens - new, _max_sequences(query, memory)
-        )  # fmt: skip
         found = run_loop(engine.load, engine.used_constants, loop)
         ttft_s, tpot_s, tokens = found.ttft_s, found.tpot_s, found.tokens_s
         requests = tokens / work.osl_tokens
     source = f"{engine.source}; closed loop of {users:g} users"
-    is_flood = users > FLOOD_USERS * query.parallelism.dp or users > held
-    through = engine.band("tokens-flood" if is_flood else "tokens")
+    through = engine.band("tokens-flood" if is_flood(query, loop) else "tokens")
     return Priced(
         True,
         ttft_ms=_ms(ttft_s, engine, "ttft", source),
@@ -180,6 +243,17 @@ def _looped(query: Query, engine: Engine, memory: MemorySheet) -> Priced:
         hit_ratio=work.shared_prefix_ratio,
         memory=memory,
     )
+
+
+def _prefilling(query: Query, engine: Engine, loop: Loop) -> tuple[float, float]:
+    """Seconds to a first token and requests per second of a prefill engine whose users ask again at once."""
+    users = loop.concurrency / engine.batches
+    new = max(1.0, loop.isl_tokens - loop.cached_tokens)
+    together = max(1.0, min(users, query.batched_tokens / new))
+    one = prefill_batch_s(engine.load, engine.used_constants, together, new, loop.cached_tokens)
+    # Whoever comes waits for those before.
+    ttft = one * max(1.0, users / together) + engine.host_s
+    return ttft, min(engine.batches * together / one, loop.concurrency / ttft)
 
 
 def _arriving(query: Query, engine: Engine, memory: MemorySheet) -> Priced:

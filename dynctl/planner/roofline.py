@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from dynctl.core.model import Model, WeightPart
 from dynctl.core.plan import Parallelism
-from dynctl.planner.calibration import Constants, fingerprint, shipped
+from dynctl.planner.calibration import Constants, shipped
 from dynctl.planner.peaks import GpuSpec
 
 PCIE_LATENCY = 3.0
@@ -34,7 +34,11 @@ def group_link(spec: GpuSpec, num_nvlinks: int, label: str | None) -> GroupLink:
     if num_nvlinks and spec.link_bytes_s:
         full = max(spec.num_nvlinks, num_nvlinks)
         return GroupLink(spec.link_bytes_s * num_nvlinks / full, 0.0, f"NV{num_nvlinks}")
-    share = {"PIX": 0.8, "PXB": 0.7, "PHB": 0.5, "NODE": 0.45}.get(label or "", 0.35)
+    share = (
+        0.8
+        if num_nvlinks
+        else {"PIX": 0.8, "PXB": 0.7, "PHB": 0.5, "NODE": 0.45}.get(label or "", 0.35)
+    )
     return GroupLink(spec.pcie_bytes_s * share, 20e-6, label or "unknown")
 
 
@@ -242,9 +246,7 @@ class Engine:
     _c: Constants = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        found = self.constants or shipped().constants(
-            self.kind, self.spec.generation, fingerprint(self.model), self.spec.name
-        )
+        found = self.constants or shipped().constants(self.kind, self.spec, self.model)
         object.__setattr__(self, "_c", found)
         object.__setattr__(
             self, "_load", load_of(self.model, self.spec, self.parallelism, self.link)

@@ -71,7 +71,7 @@ def test_transfers_queue_for_their_link():
 
 def test_users_that_the_cache_cannot_hold_wait():
     load = load_of(open_model("llama-3.1-8b"), spec_named("h100-sxm"), Parallelism(), group_link(spec_named("h100-sxm"), 18, None))  # fmt: skip
-    c = shipped().constants("vllm", "hopper", "dense")
+    c = shipped().constants("vllm", spec_named("h100-sxm"))
 
     free, tight = (run_loop(load, c, Loop(1000, 200, 64, 0, limit)) for limit in (64, 16))
 
@@ -83,7 +83,7 @@ def test_users_that_the_cache_cannot_hold_wait():
 def test_more_prefill_engines_help_long_prompts_and_more_decode_engines_long_answers():
     model, spec = open_model("gpt-oss-120b"), spec_named("h200-sxm")
     load = load_of(model, spec, Parallelism(2), group_link(spec, 18, None))
-    c = shipped().constants("sglang", "hopper", "moe")
+    c = shipped().constants("sglang", spec)
 
     def tokens_s(isl, osl, prefill, decode):
         return run_pair(Pair(load, prefill, load, decode, 0.01), c, Loop(isl, osl, 128)).tokens_s
@@ -140,6 +140,22 @@ def test_what_cannot_be_says_why(model, parallelism, said):
 
     assert not found.feasible
     assert said in found.reason
+
+
+def test_what_does_not_fit_names_the_nearest_that_does():
+    assert price_engine(query("llama-3.1-70b")).reason.endswith("it fits with tp 2")
+    assert price_engine(query("llama-3.1-70b", parallelism=Parallelism(2))).feasible
+    long = query("phi-4", workload=Workload(700_000, 100), parallelism=Parallelism(2))
+    assert "it fits with tp 2 and pp 2" in price_engine(long).reason
+    assert "sixteen" in price_engine(query("deepseek-v3", "l4")).reason
+
+
+def test_formats_without_kernels_are_refused():
+    found = price_engine(query("qwen3-32b-fp8", "v100-sxm", parallelism=Parallelism(4)))
+
+    assert not found.feasible
+    assert "compute capability" in found.reason
+    assert price_engine(query("qwen3-14b", "v100-sxm", parallelism=Parallelism(4))).feasible
 
 
 def test_too_high_a_rate_names_what_binds():
@@ -217,7 +233,7 @@ def hidden_runs(factor, model, spec):
     from dynctl.planner.calibrating import moved
 
     c = moved(
-        shipped().constants("vllm", "hopper", "dense", spec.name),
+        shipped().constants("vllm", spec, model),
         {"floors": factor, "memory": 0.8, "host": 2.0},
     )
     load = load_of(model, spec, Parallelism(), group_link(spec, 18, None))
@@ -246,9 +262,10 @@ def test_kept_factors_come_back_and_are_cited():
 
     again = with_own(shipped(), kept)
 
-    assert again.constants("vllm", "hopper", "dense", "h100-sxm") != shipped().constants("vllm", "hopper", "dense", "h100-sxm")  # fmt: skip
+    assert again.constants("vllm", spec) != shipped().constants("vllm", spec)
     assert "3 results" in again.source("vllm", "hopper", "h100-sxm")
-    assert again.constants("vllm", "hopper", "dense", "h200-sxm") == shipped().constants("vllm", "hopper", "dense", "h200-sxm")  # fmt: skip
+    other = spec_named("h200-sxm")
+    assert again.constants("vllm", other) == shipped().constants("vllm", other)
 
 
 def test_the_command_prints_one_json_document(capsys):
