@@ -241,6 +241,7 @@ class Flight:
             self._do(self._handoff.first_byte())
             self._reply.stream()
             self._ledger.first_token(Leg.MAIN, now_s)
+            self._served(Leg.MAIN)
         self._ledger.tokens(num_tokens, now_s)
 
     def on_broken(self, why: str, leg: Leg) -> None:
@@ -262,6 +263,7 @@ class Flight:
         if leg is Leg.MAIN:
             self._body = body
             self._ledger.bookings[leg].worker.succeeded(self._desk.loop.time())
+            self._served(leg)
             self._do(self._handoff.ended())
         else:
             self._on_transfer(answer.transfer, answer.usage)
@@ -277,8 +279,16 @@ class Flight:
             self._faulted(Leg.PREFILL, Fault("bad_transfer", verdicts.failed()))
             return
         self._ledger.first_token(Leg.PREFILL, now_s)
+        self._served(Leg.PREFILL)
         self._transfer_until_s = now_s + settings.kv_lease_s - settings.kv_lease_margin_s
         self._do(self._handoff.prefilled(transfer))
+
+    def _served(self, leg: Leg) -> None:
+        """Note that an engine has computed the prompt, where it does not tell itself in names of ours."""
+        worker = self._ledger.bookings[leg].worker
+        is_untold = self._is_text or worker.is_stranger or not worker.is_told
+        if is_untold and not (leg is Leg.MAIN and self._handoff.has_used_transfer):
+            self._desk.texts.served(worker, self._prompt)
 
     def _faulted(self, leg: Leg, fault: Fault) -> None:
         desk, call = self._desk, self._call
@@ -384,8 +394,6 @@ class Flight:
         attempt = f"{self.request_id}-{self._num_sent}" if self._num_sent else self.request_id
         self._num_sent += 1
         ledger.sent_s = desk.loop.time()
-        if (self._is_text or worker.is_stranger) and transfer is None:
-            desk.texts.sent(worker, self._prompt)
         sink = LegSink(self, leg, is_relayed=route.is_relayed)
         self._call = route.send(self.request.endpoint, attempt, body, sink)
 

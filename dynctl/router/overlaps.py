@@ -6,6 +6,7 @@ Not here: choosing (`placement`), the index itself (`prefix_index`). Pure.
 import math
 from collections.abc import Sequence
 
+from dynctl.kv.hashing import PromptBlocks
 from dynctl.router.forks import Forks
 from dynctl.router.hits import Outlook
 from dynctl.router.prefix_index import PrefixIndex, Tier
@@ -68,13 +69,13 @@ class Overlaps:
 
     def expect(self, prompt: Prompt, worker: Worker, overlap: int) -> None:
         """Let the next request with this prefix see it before the engine's events do."""
-        blocks = prompt.blocks(worker.block_size) if worker.has_blocks else None
+        blocks = _names(prompt, worker)
         if blocks is not None:
             self._index.expect(worker.id, blocks, blocks.num_blocks, overlap // worker.block_size)
 
     def unexpect(self, prompt: Prompt, worker: Worker, overlap: int) -> None:
         """Take that back."""
-        blocks = prompt.blocks(worker.block_size)
+        blocks = _names(prompt, worker)
         if blocks is not None:
             self._index.unexpect(worker.id, blocks, blocks.num_blocks, overlap // worker.block_size)
 
@@ -86,3 +87,9 @@ class Overlaps:
         if blocks is None:
             return None
         return Outlook(worker, blocks, prompt.num_cacheable(size), size, held, predicted)
+
+
+def _names(prompt: Prompt, worker: Worker) -> PromptBlocks | None:
+    """The prompt in blocks by the names that this engine's have in the index."""
+    size = worker.block_size
+    return prompt.text_blocks(size) if worker.is_stranger else prompt.blocks(size)

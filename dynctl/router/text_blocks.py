@@ -1,8 +1,9 @@
 """Routing by text where nobody can tokenise: prompts are cut into blocks of bytes, and engines are believed to hold
-the prompts they were sent, least recently used ones dropped at the engine's capacity.
+the prompts they computed, least recently used ones dropped at the engine's capacity.
 
 An approximation: what an engine evicted for other reasons is not seen. Where there is a tokenizer that counts as the
-engine does, the engine's own events are better, and this is not used. Not here: choosing. Pure.
+engine does, and somebody tells the engine's own events, those are better, and this is not used. An engine that nobody
+tells of is held to have what it computed in the same way, by tokens. Not here: choosing. Pure.
 """
 
 from array import array
@@ -55,13 +56,13 @@ def spelled(request: ApiRequest) -> "array[int] | None":
 
 
 class TextHolders:
-    """What each engine was sent, as blocks of text in the index."""
+    """What each engine has computed, as blocks in the index."""
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
         self._held: dict[Source, OrderedDict[int, None]] = {}
 
-    def sent(self, worker: Worker, prompt: Prompt) -> None:
+    def served(self, worker: Worker, prompt: Prompt) -> None:
         """Believe that an engine holds a prompt's blocks from now on."""
         size = worker.block_size
         blocks = prompt.text_blocks(size) if worker.is_stranger else prompt.blocks(size)

@@ -94,6 +94,7 @@ class Worker:
         "id",
         "info",
         "is_reachable",
+        "is_told",
         "joined",
         "last_token_s",
         "num_sent",
@@ -113,6 +114,8 @@ class Worker:
     def __init__(self, info: EngineInfo, settings: Settings, tally: Tally | None = None) -> None:
         self.id = info.id
         self.is_reachable = True
+        self.is_told = True
+        """Whether anybody tells what it caches; else it is believed to hold what it was sent."""
         self.active_requests = 0
         self.active_tokens = 0
         self.pending_prefill_tokens = 0
@@ -198,7 +201,8 @@ class Worker:
         """Learn from the gap between two tokens beside the sequences that run now."""
         pressure = self._tally.pressure
         pressure.learn(self.active_requests, ms)
-        self.pace.learn(ms / pressure.gap_ms)
+        if pressure.gap_ms > 0.0:  # tokens that all came in one read have no gap
+            self.pace.learn(ms / pressure.gap_ms)
         self.cached_load = None
 
     @property

@@ -117,7 +117,7 @@ async def talk(bench, prompt, num_tokens):
         model="chat-model", prompt=prompt, max_tokens=num_tokens, stream=True, return_token_ids=True
     )
     assert answer.status == 200, answer.body
-    assert events(answer.body)[-1] == b"[DONE]"
+    assert events(answer.body)[-1] == b"[DONE]", answer.body[-600:]
     found = []
     for item in events(answer.body)[:-1]:
         for choice in json.loads(item)["choices"]:

@@ -110,3 +110,12 @@ def test_a_gap_far_from_the_declared_one_is_not_taken_for_pressure():
 def test_small_work_prices_large_work_by_the_declared_shape_at_the_observed_level():
     line = learned(Line(5.0, 0.1, 2048.0), 2.0, 0.04, [200], number=5)
     assert line.at(2000) == pytest.approx((5.0 + 0.1 * 2000) * 10.0 / 25.0, rel=0.05)
+
+
+def test_tokens_that_come_in_one_read_teach_no_pace_and_break_nothing():
+    table = WorkerTable(Settings())
+    table.put(EngineInfo(*("e0", "i1", EngineState.READY, "aggregated", "d", "sim", "m")))
+    worker = table.get("e0")
+    for _ in range(200):
+        worker.gaps_took(0.0)
+    assert worker.load() is not None

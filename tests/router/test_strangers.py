@@ -1,12 +1,14 @@
 """Engines whose tokens are not ours: placed by text, and never told anything but what the client said."""
 
 import asyncio
+import dataclasses
 import json
+import random
 
 from router_bench import routed, until
 from router_fakes import FakeEngine
 from router_models import other_tokenizer
-from router_sims import Sim, routed_sims
+from router_sims import Sim, generate, prompt_of, routed_sims
 
 from dynctl.sim.options import MODEL_DIR
 
@@ -70,5 +72,30 @@ def test_what_an_engine_gets_does_not_depend_on_the_tokenizer(run, tmp_path):
         assert got[0] == got[1] == got[2]
         assert got[0][0]["messages"] == [{"role": "user", "content": content}]
         assert got[0][1]["prompt"] == content
+
+    run(main)
+
+
+def test_an_engine_nobody_tells_of_is_held_to_have_what_it_computed(run, short_dir):
+    async def main():
+        silent = [Sim(f"e{i}", short_dir) for i in range(2)]
+        for sim in silent:
+            sim.target = dataclasses.replace(sim.target, kv_events=None, kv_replay=None)
+        async with routed_sims(*silent, Sim("e2", short_dir)) as bench:
+            rng = random.Random(1)
+            prompts = [prompt_of(rng, bench.text.words, 200) for _ in range(9)]
+            homes = {}
+            for turn in range(3):
+                for number, prompt in enumerate(prompts):
+                    said = await generate(bench, prompt, 4)
+                    decision = json.loads(bench.desk.ring.to_json(1))[0]
+                    assert homes.setdefault(number, decision["engine"]) == decision["engine"]
+                    if turn:
+                        assert decision["overlap_tokens"] == decision["cached_tokens"] > 150
+                    prompts[number] = prompt + said + prompt_of(rng, bench.text.words, 30)
+                await asyncio.sleep(0.05)
+            assert set(homes.values()) == {"e0", "e1", "e2"}
+            limit = bench.desk.workers.get("e0").capacity_tokens // 16
+            assert 0 < bench.desk.index.num_blocks("e0") <= limit
 
     run(main)

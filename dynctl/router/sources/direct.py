@@ -120,7 +120,8 @@ class DirectSource:
             self._info = await self._introduce()
             self._announce(self._info)
             notes = self._fleet.notes_of(self._target.id)
-            notes.has_events_source = self._target.kv_events is not None
+            if self._target.kv_events is None:
+                self._fleet.untold(self._info.id, self._info.incarnation)
             notes.is_caching = self._is_caching
             self._start_reading(self._info)
             engine = (self._info.id, self._info.incarnation, self._info.model)

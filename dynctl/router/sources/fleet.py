@@ -78,11 +78,18 @@ class Fleet:
             return
         self.index.believe(engine_id, health.trust)
         notes = self.notes_of(engine_id)
-        notes.has_events_source = True
+        worker.is_told = notes.has_events_source = True
         notes.was_connected = health.was_connected
         notes.num_undecodable = health.num_unreadable
         notes.num_keyed = health.num_keyed
         notes.other_topic = health.other_topic
+
+    def untold(self, engine_id: str, incarnation: str) -> None:
+        """Note that nobody tells what one incarnation caches: what it is sent has to stand for that."""
+        worker = self.workers.get(engine_id)
+        if worker is not None and worker.incarnation == incarnation:
+            worker.is_told = False
+            self.notes_of(engine_id).has_events_source = False
 
     def notes_of(self, engine_id: str) -> EngineNotes:
         """What was noticed about an engine so far; to be written to."""

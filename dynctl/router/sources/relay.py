@@ -189,7 +189,7 @@ class RelaySource:
                 if error.kind == "status":
                     retry_s = _NO_EVENTS_RETRY_S
                     if error.message.endswith(" 404"):
-                        self._fleet.notes_of(info.id).has_events_source = False
+                        self._fleet.untold(info.id, info.incarnation)
                 else:
                     self._fleet.index.believe(info.id, _BROKEN_TRUST)
             except (LostError, WireError) as error:
