@@ -1,5 +1,6 @@
 """`dynctl demo`: the whole of it on this machine, by the same commands an operator types. IO: processes, files."""
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -65,6 +66,8 @@ def command(
     listen, base = free_port(8000), free_range(18800, NUM_PORTS)
     inventory = directory / "inventory.yaml"
     inventory.write_text(INVENTORY.format(base=base, listen=listen))
+    # Of an earlier demo, perhaps by other code: nobody's work.
+    (directory / "plan.yaml").unlink(missing_ok=True)
     where = ["-i", str(inventory)]
     url = f"http://127.0.0.1:{listen}"
     started = time.monotonic()
@@ -105,8 +108,16 @@ def farewell(inventory: Path, url: str, took_s: float, *, is_up: bool) -> None:
     body = '{"model": "sim", "stream": true, "max_tokens": 16, "messages": [{"role": "user", "content": "hello"}]}'
     say(f"\nStill running, after {took_s:.0f} s. Next:")
     say(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'")
-    say(f"  dynctl top -i {inventory}")
-    say(f"  dynctl down -i {inventory} --yes")
+    say(f"  {program()} top -i {inventory}")
+    say(f"  {program()} down -i {inventory} --yes")
+
+
+def program() -> str:
+    """How this dynctl is called from here: it may lie in an environment that is not on the path."""
+    beside = Path(sys.executable).with_name("dynctl")
+    if shutil.which("dynctl") or not beside.exists():
+        return "dynctl"
+    return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
 
 
 def bench_and_look(bench: list[str], look: list[str], delay_s: float) -> None:

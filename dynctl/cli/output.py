@@ -57,8 +57,11 @@ def table(
         )
     for row in rows:
         drawn.add_row(*(Text(clean(cell, 400)) for cell in row))
-    is_tty = sys.stdout.isatty()
-    Console(file=sys.stdout, width=None if is_tty else 120, highlight=False).print(drawn)
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120, highlight=False)
+    with console.capture() as captured:
+        console.print(drawn)
+    # Padding at line ends is noise in files and diffs.
+    emit("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def is_interactive() -> bool:

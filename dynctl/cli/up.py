@@ -59,7 +59,7 @@ def command(
 async def _up(wanted: Inventory, path: Path, rerun: str, *, yes: bool, must_exist: bool) -> None:
     from dynctl.cli.linktest import read_book
     from dynctl.deploy import up
-    from dynctl.deploy.slices import listens_openly
+    from dynctl.deploy.slices import listens_openly, routed_by_text
     from dynctl.discovery.survey import survey
     from dynctl.remote.fleet import open_fleet
 
@@ -87,6 +87,11 @@ async def _up(wanted: Inventory, path: Path, rerun: str, *, yes: bool, must_exis
                 )
             await asyncio.to_thread(confirm, "go ahead?", rerun, yes=yes)
             await up.change(comparison)
+        for name, host_name in routed_by_text(wanted, plan):
+            say(
+                f"note: {name} is routed by text, not by KV blocks: nobody says which tokenizer its servers use; "
+                f"name a directory on {host_name} that holds their tokenizer.json: deployments[].tokenizer"
+            )
         for goal in comparison.work.goals.hosts.values():
             for address in listens_openly(goal.slice):
                 say(f"note: {goal.slice.host_name} listens on {address}")

@@ -220,6 +220,16 @@ def _whole(figure: Sourced | None) -> int | None:
     return None if value is None else int(value)
 
 
+def routed_by_text(inventory: Inventory, plan: Plan) -> list[tuple[str, str]]:
+    """Deployments whose router has no tokenizer, with its host: adopted servers do not hand theirs out."""
+    unknown = {
+        wish.name
+        for wish in inventory.deployments
+        if wish.engine.kind == "external" and wish.tokenizer is None
+    }
+    return [(d.name, d.router.host_name) for d in plan.deployments if d.name in unknown]
+
+
 def listens_openly(slice_: HostSlice) -> list[str]:
     """Addresses of this host that other machines can reach, for the operator to know: routers and NIXL ports."""
     routers = [

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dynctl.core.inventory import (
     ApiKey,
@@ -28,10 +29,18 @@ _LISTEN = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})$")
 _LOOPBACK = re.compile(r"^(127\.[0-9.]+|localhost|\[::1\])$")
 
 
+@dataclass(frozen=True, slots=True)
+class PlugIns:
+    """What there is to be named."""
+
+    engines: Sequence[str]
+    policies: Sequence[str]
+
+
 def deployments_of(
     parts: Sequence[tuple[Loc, DeploymentPart]],
     hosts: Sequence[HostEntry] | None,
-    kinds: Sequence[str],
+    plugins: PlugIns,
     has_keys: bool,
     values: Values,
 ) -> tuple[DeploymentWish, ...]:
@@ -51,8 +60,8 @@ def deployments_of(
                 (*loc, "name"), f"the deployment {part.name!r} is here twice; first on line {line}"
             )
         firsts.setdefault(part.name, loc)
-        _check_engine(wish, part, loc, kinds, values)
-        _check_router(wish, loc, has_keys, values)
+        _check_engine(wish, part, loc, plugins.engines, values)
+        _check_router(wish, loc, plugins.policies, has_keys, values)
         _check_slo(part.slo, loc, values)
         if hosts is not None:
             _check_hosts(wish, loc, hosts, values)
@@ -203,8 +212,13 @@ def _check_vllm(wish: DeploymentWish, loc: Loc, values: Values) -> None:
         )
 
 
-def _check_router(wish: DeploymentWish, loc: Loc, has_keys: bool, values: Values) -> None:
+def _check_router(
+    wish: DeploymentWish, loc: Loc, policies: Sequence[str], has_keys: bool, values: Values
+) -> None:
     router, here = wish.router, (*loc, "router")
+    if router.policy not in policies:
+        text = f"no routing policy is called {shown(router.policy)}"
+        values.report((*here, "policy"), text, suggest(router.policy, policies))
     match = _LISTEN.match(router.listen)
     if match is None or int(match[2]) > 65535:
         values.report((*here, "listen"), f"{shown(router.listen)} is no HOST:PORT")

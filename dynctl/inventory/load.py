@@ -16,7 +16,7 @@ from dynctl import registry
 from dynctl.core.inventory import Inventory, SshSettings
 from dynctl.core.text import is_name
 from dynctl.errors import InventoryError
-from dynctl.inventory.build import api_keys_of, deployments_of
+from dynctl.inventory.build import PlugIns, api_keys_of, deployments_of
 from dynctl.inventory.document import MAX_BYTES, parse
 from dynctl.inventory.explain import problems_of
 from dynctl.inventory.hosts import Placed, entries_of, with_groups
@@ -122,7 +122,9 @@ def _checked(values: Values, path: str) -> tuple[InventoryFile | None, Inventory
     hosts = with_groups(placed, groups, values, is_complete=has_all_hosts)
     keys, _ = _items(ApiKeyPart, data.get("api_keys"), "api_keys")
     wishes, _ = _items(DeploymentPart, data.get("deployments"), "deployments")
-    kinds = registry.names("dynctl.agents.engines")
+    plugins = PlugIns(
+        registry.names("dynctl.agents.engines"), registry.names("dynctl.router.policies")
+    )
     cluster = data.get("cluster")
     if isinstance(cluster, str) and not is_name(cluster):
         values.report(("cluster",), f"{shown(cluster)} is no name for a cluster")
@@ -134,7 +136,7 @@ def _checked(values: Values, path: str) -> tuple[InventoryFile | None, Inventory
         cluster=str(cluster),
         hosts=hosts,
         deployments=deployments_of(
-            wishes, hosts if has_all_hosts else None, kinds, bool(keys), values
+            wishes, hosts if has_all_hosts else None, plugins, bool(keys), values
         ),
         ssh=SshSettings(
             ssh.config,

@@ -299,6 +299,17 @@ def test_code_that_does_not_start_leaves_the_router_before_it_at_work(cluster, t
     assert cluster.units()["chat-router"]["state"] == "ready"
 
 
+def test_a_policy_that_does_not_exist_is_refused_in_inventory_and_plan(cluster):
+    cluster.run("plan")
+    plan = cluster.directory / "plan.yaml"
+    plan.write_text(plan.read_text().replace("policy: kv", "policy: kx"))
+
+    done = cluster.run("up", "--yes", code=4)
+
+    assert "no routing policy is called 'kx'" in done.stderr
+    assert cluster.left_running() == []
+
+
 def test_a_second_operator_is_told_who_holds_the_lock(cluster):
     root = cluster.directory / ".dynctl/t/hosts/here"
     (root / "lock").mkdir(parents=True)

@@ -3,8 +3,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from dynctl.core.inventory import EngineSpec
 from dynctl.core.plan import ENGINE_DEFAULT, Sourced
-from dynctl.deploy.slices import listens_openly, make_slices
+from dynctl.deploy.slices import listens_openly, make_slices, routed_by_text
 from dynctl.router.config import parse_config
 
 
@@ -94,3 +95,13 @@ def test_engines_are_started_with_the_plans_limits_but_not_with_their_own_defaul
     assert engines["chat-decode-1"].max_num_seqs == 64
     assert engines["chat-decode-1"].gpu_memory_utilization == 0.85
     assert engines["chat-decode-1"].block_size_tokens is None
+
+
+def test_adopted_servers_without_a_tokenizer_are_named(plan, inventory):
+    (wish,) = inventory.deployments
+    external = replace(wish, engine=EngineSpec(kind="external", urls=("http://x:1",)))
+    told = replace(external, tokenizer="/models/m")
+
+    assert routed_by_text(replace(inventory, deployments=(external,)), plan) == [("chat", "a")]
+    assert routed_by_text(replace(inventory, deployments=(told,)), plan) == []
+    assert routed_by_text(inventory, plan) == []
