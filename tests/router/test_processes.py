@@ -122,7 +122,7 @@ def test_a_router_process_serves_from_its_file_tells_its_health_and_drains(run, 
         config = {
             "listen": "127.0.0.1:0",
             "engines": [{"id": "e0", "url": engine.url}],
-            "settings": {"engine_poll_s": 0.1},
+            "settings": {"engine_poll_s": 0.1, "probe_s": 0},
         }
         (short_dir / "r.json").write_text(json.dumps(config))
         process = await asyncio.create_subprocess_exec(

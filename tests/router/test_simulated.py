@@ -182,7 +182,7 @@ def test_killing_an_engine_breaks_its_streams_once_and_replaces_what_has_not_beg
                 listen="127.0.0.1:0",
                 policy="round_robin",
                 engines=(first, second),
-                settings=make_settings({"engine_poll_s": 0.1}),
+                settings=make_settings({"engine_poll_s": 0.1, "probe_s": 0}),
             )
             async with Router(config) as router:
                 client = Client(router.port)

@@ -262,7 +262,7 @@ def test_processes_share_a_port_replace_each_other_and_drain_together(run, short
             "listen": "127.0.0.1:0",
             "engines": [{"id": "e0", "url": engine.url}],
             "workers": 2,
-            "settings": {"engine_poll_s": 0.1},
+            "settings": {"engine_poll_s": 0.1, "probe_s": 0},
         }
         (short_dir / "r.json").write_text(json.dumps(config))
         admin = short_dir / "r.sock"

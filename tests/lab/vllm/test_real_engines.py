@@ -85,8 +85,9 @@ class Stage:
                 "host": "head",
                 "listen": listen,
                 "allow_insecure_listen": True,
-                # Every request hands over, also where computing twice would be cheaper.
-                "settings": {"conditional_prefill": 0},
+                # Every request hands over, also where computing twice would be cheaper; and where engines'
+                # counters are compared with what was asked, the router asks nothing of its own.
+                "settings": {"conditional_prefill": 0, "probe_s": 60 if cache_blocks else 0},
             },
         }
         slots = {name: {"cpu_slots": 1} for name in ("cpu-1", "cpu-2")}
@@ -249,6 +250,7 @@ def test_long_conversations_stay_where_they_are_cached_and_answer_sooner(stage: 
     assert kv.cached >= 0.97 * kv.bound
     assert kv.mean_ttft_s <= 0.6 * spread.mean_ttft_s
     hits = cluster.router("chat", "/hits")
+    assert hits["probe_ratio"] == 1.0
     assert hits["predicted_ratio"] == pytest.approx(hits["reported_ratio"], abs=0.02)
 
 
