@@ -7,6 +7,7 @@ Pure.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 NAMES = ("cpu", "numa", "gpu_numa")
@@ -27,10 +28,22 @@ Tail = tuple[str | None, ...]
 
 
 def whole_names(names: Sequence[str], tails: Sequence[str]) -> list[str]:
-    """Complete the names of a header that was cut: some row has a value for each column."""
-    num_values = min(len(NAMES), max((len(tail.split()) for tail in tails), default=0))
+    """Complete the names of a header that was cut: most rows have a value for each column."""
+    counts = Counter(len(tail.split()) for tail in tails)
+    num_values = min(len(NAMES), counts.most_common(1)[0][0]) if counts else 0
     is_cut = bool(names) and tuple(names) == NAMES[: len(names)] and num_values > len(names)
     return [*NAMES[:num_values]] if is_cut else [*names]
+
+
+def names_of(tails: Sequence[str]) -> list[str]:
+    """Name the columns without a header, when every row has the same number of values and no other reading fits."""
+    values = [tail.split() for tail in tails]
+    counts = {len(row) for row in values}
+    if counts == {2} and all(is_list(row[1]) or (is_list(row[0]) and re.search("[-,]", row[0])) for row in values):  # fmt: skip
+        return [*NAMES[:2]]
+    if counts == {1} and all(re.search("[-,]", row[0]) for row in values):
+        return [*NAMES[:1]]
+    return [*NAMES]
 
 
 def by_tabs(parts: Sequence[str], names: Sequence[str]) -> Tail:

@@ -71,7 +71,7 @@ def assemble_host(
         nvlink_islands=tuple(
             tuple(gpus[i].index for i in island) for island in nvlink_islands(as_nvlink(links))
         ),
-        gpu_nics=nearest_nics(gpus, nics, nic_names, nic_links),
+        gpu_nics=nearest_nics(gpus, nics, nic_names, nic_links, may_lack_some=topo.may_lack_nics),
         nics=nics,
         num_cpus=system.num_cpus,
         cpu_slots=entry.cpu_slots,

@@ -133,6 +133,8 @@ class TopoFacts:
     """NUMA node the GPU's own memory forms (Grace Hopper); None elsewhere."""
     p2p: tuple[tuple[str | None, ...], ...] = ()
     """The peer-to-peer matrix when the stream holds one: OK, NS, CNS, GNS, TNS, U."""
+    may_lack_nics: bool = False
+    """The matrix is cut on the right, perhaps within its columns of NICs."""
     notes: tuple[str, ...] = ()
     """What was damaged, contradictory or missing."""
 

@@ -84,14 +84,19 @@ def _with_places(gpu: Gpu, sources: GpuSources) -> Gpu:
 
 
 def _numa(gpu: Gpu, text: str | None, topo: TopoFacts, pci: PciFacts) -> int | None:
-    """What the driver says, else what the bus says; a list of nodes counts by its first only where lists differ."""
+    """What the driver says, else what the bus says.
+
+    A list of nodes counts by its first only where each GPU has another one, or memory of GPUs forms the others.
+    """
     if text is not None and text.isdecimal():
         return int(text)
     bus = {bus_key(address): node for address, node in pci.nodes}
     bus |= {bus_key(card.bus_id): card.numa_node for card in pci.gpus}
     if gpu.pci_bus_id is not None and (node := bus.get(bus_key(gpu.pci_bus_id))) is not None:
         return node
-    if text is not None and len(set(topo.numa_affinity)) == len(topo.numa_affinity) > 1:
+    lists = set(topo.numa_affinity)
+    is_apart = len(lists) == len(topo.numa_affinity) or None not in topo.gpu_numa_id
+    if text is not None and None not in lists and len(lists) > 1 and is_apart:
         first = re.match(r"\d{1,4}", text)
         return int(first[0]) if first else None
     return None

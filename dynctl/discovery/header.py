@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from dynctl.discovery.affinity import NAMES
+
 LINK = r"NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC"
 """Cells of `topo -m`."""
 P2P = r"OK|CNS|GNS|TNS|NS|DR|U"
@@ -25,15 +27,15 @@ _TAIL_START = re.compile(r"CPU\s*Affinity|NUMA\s*Affinity|GPU\s*NUMA|\bCPU\b|\bN
 
 @dataclass(slots=True)
 class Header:
-    """One header line, perhaps joined from several."""
+    """One header line."""
 
     columns: list[str]
     tail_names: list[str]
     tail_at: int
     """Column of the text where the first tail label starts; -1 when there is none."""
     last_at: int
-    """Column of the text where the last device label starts; -1 when that cannot be told."""
-    line: int
+    """Column of the text where the last device label starts."""
+    line: int = 0
 
 
 def row_label(line: str, columns: Sequence[str] = ()) -> re.Match[str] | None:
@@ -44,40 +46,35 @@ def row_label(line: str, columns: Sequence[str] = ()) -> re.Match[str] | None:
     return _ROW.search(line)
 
 
-def header_at(lines: Sequence[str], at: int) -> tuple[Header | None, int]:
-    """Read a header that starts on this line; it may be wrapped over several."""
-    line = lines[at]
+def header_of(line: str) -> Header | None:
+    """Read a header; None when the line is none."""
     match = re.search(r"(?:^|[\s#>:\]])(GPU\d{1,3})(?=\s|GPU|NIC|CPU|\Z)", line)
     if match is None or row_label(line):
-        return None, 0
-    text, used = line[match.start(1) :], 1
-    start = match.start(1)
-    while at + used < len(lines) and used < 8 and _continues_header(lines[at + used], text):
-        text += " " + lines[at + used].strip("\n")
-        used += 1
+        return None
+    text, start = line[match.start(1) :], match.start(1)
     tail = _TAIL_START.search(text)
     devices = text[: tail.start()] if tail else text
     columns = _labels(devices)
     if not columns or len(columns) > MAX_DEVICES:
-        return None, 0
+        return None
     return Header(
         columns,
         _tail_names(text[tail.start() :]) if tail else [],
-        start + tail.start() if tail and used == 1 else -1,
-        start + devices.rstrip().rfind(columns[-1]) if used == 1 else -1,
-        at + 1,
-    ), used
+        start + tail.start() if tail else -1,
+        start + devices.rstrip().rfind(columns[-1]),
+    )
 
 
-def _continues_header(line: str, so_far: str) -> bool:
-    """A wrapped header goes on with device labels or tail labels and holds no cell."""
+def is_header_piece(line: str) -> bool:
+    """Whether a wrapped header may go on with a line: labels only, the first and the last perhaps cut."""
     words = line.split()
-    if not words or row_label(line):
+    if not words or words[0] == "GPU0" or row_label(line):
         return False
     known = re.compile(rf"(?:{_LABEL}|CPU|NUMA|Affinity|GPU|ID)\Z")
-    if not all(known.match(word) for word in words):
-        return False
-    return not (words[0].startswith("GPU") and words[0] in _labels(so_far))
+    unknown = [i for i, word in enumerate(words) if not known.match(word)]
+    if len(unknown) == len(words):
+        return len(words) == 1 and re.fullmatch(r"\w{1,8}", words[0]) is not None
+    return all(i in {0, len(words) - 1} and re.fullmatch(r"\w{1,16}", words[i]) for i in unknown)
 
 
 def _labels(text: str) -> list[str]:
@@ -98,17 +95,17 @@ def _labels(text: str) -> list[str]:
     return columns
 
 
+_TAIL = re.compile(
+    r"(CPU\s*Affinity)?\s*(NUMA\s*(?:Affinity)?)?\s*(GPU\s*NUMA\s*(?:ID)?)?\s*\W*\Z"
+)
+
+
 def _tail_names(text: str) -> list[str]:
-    """Which of the three affinity columns a header names, in order."""
-    names = []
-    if re.search(r"CPU", text):
-        names.append("cpu")
-    rest = re.sub(r"GPU\s*NUMA(?:\s*ID)?", " ", text)
-    if re.search(r"NUMA", rest):
-        names.append("numa")
-    if rest != text:
-        names.append("gpu_numa")
-    return names
+    """Which of the three affinity columns a header names, in order; all of them when the names are cut or damaged."""
+    match = _TAIL.match(text)
+    found = match.groups() if match else (None, None, None)
+    names = [name for name, label in zip(NAMES, found, strict=True) if label]
+    return names or [*NAMES]
 
 
 def mend_header(

@@ -17,11 +17,12 @@ from dynctl.discovery.header import (
     P2P,
     Header,
     columns_of_rows,
-    header_at,
+    header_of,
     mend_header,
     row_label,
 )
 from dynctl.discovery.mend import unstyled
+from dynctl.discovery.wrapping import unwrap
 
 _CELL = re.compile(rf"X|{LINK}|{P2P}")
 _LINK_RUN = re.compile(rf"(?:X|{LINK})+")
@@ -70,6 +71,8 @@ class Matrix:
     columns: list[str]
     is_p2p: bool
     tail_names: list[str] = field(default_factory=list)
+    is_cut: bool = False
+    """The header ends before its affinity columns, as the tool never does."""
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -87,30 +90,23 @@ def clean_lines(text: str) -> list[str]:
 
 def read_matrices(text: str) -> list[Matrix]:
     """Find every matrix of a stream, in order; blocks without a header are read by their row labels."""
-    lines = clean_lines(text)
     found: list[Matrix] = []
     header: Header | None = None
     block: list[_Line] = []
-    at = 0
-    while at < len(lines):
-        new_header, used = header_at(lines, at)
+    for number, line in unwrap(clean_lines(text)):
+        new_header = header_of(line)
         if new_header is not None:
             found += _close(header, block)
-            header, block, at = new_header, [], at + used
+            new_header.line = number
+            header, block = new_header, []
             continue
-        match = row_label(lines[at], header.columns if header else ())
-        if match is None or (header is not None and _is_foreign(match[1], header)):
-            if block and not lines[at].strip():
-                # A blank line ends a block once every promised row was seen; a wrapped block may hold some.
-                pass
-            elif block and _ends_block(lines[at]):
-                found += _close(header, block)
-                header, block = None, []
-            at += 1
-            continue
-        row_lines, used = _with_continuations(lines, at, header)
-        block.append(_Line(at + 1, match[1], row_lines[match.end(1) :], match.end(1)))
-        at += used
+        match = row_label(line, header.columns if header else ())
+        if match is not None and (header is None or not _is_foreign(match[1], header)):
+            block.append(_Line(number, match[1], line[match.end(1) :], match.end(1)))
+        elif block and line.strip() and _ends_block(line):
+            # A blank line ends nothing: a wrapped block may hold some.
+            found += _close(header, block)
+            header, block = None, []
     return found + _close(header, block)
 
 
@@ -122,65 +118,8 @@ def _ends_block(line: str) -> bool:
     return bool(re.match(r"\s*(?:NIC )?Legend\s*:|\s*[-=]{5,}.*\w", line))
 
 
-def _with_continuations(lines: Sequence[str], at: int, header: Header | None) -> tuple[str, int]:
-    """Join the lines a row was wrapped onto: those that hold only cells or affinities and no label."""
-    text, used = lines[at], 1
-    columns = header.columns if header else ()
-    match = row_label(text, columns)
-    assert match is not None
-    want = len(columns)
-    while at + used < len(lines) and used < 12:
-        following = lines[at + used]
-        stripped = following.strip()
-        if not stripped or row_label(following, columns) or not _is_only_cells(stripped):
-            break
-        cells = _count_cells(text[match.end(1) :])
-        if want and cells >= want and (_has_affinity(text) or not header or not header.tail_names):
-            break
-        text = _join(text, following)
-        used += 1
-    return text, used
-
-
-def _is_only_cells(text: str) -> bool:
-    """Whether every word is made of cells, numbers and cut ends of cells, which a wrapped row goes on with."""
-    words = text.split()
-    return all(_is_of_cells(word) for word in words) and any(
-        re.search(rf"X|{LINK}|{P2P}|\d", word) or word == "N/A" for word in words
-    )
-
-
-def _is_of_cells(word: str) -> bool:
-    if not re.fullmatch(r"[A-Z0-9,/-]{1,4000}", word):
-        return False
-    return not re.search(r"[A-Z]{4}", re.sub(rf"X|{LINK}|{P2P}|N/A", " ", word))
-
-
-def _has_affinity(text: str) -> bool:
-    return re.search(r"\s\d{1,5}(?:-\d{1,5})?(?:,\S*)?(?:\s|\Z)", text) is not None
-
-
-def _count_cells(text: str) -> int:
-    return sum(len(_CELL.findall(w)) for w in text.split() if _run(w))
-
-
 def _run(word: str) -> re.Match[str] | None:
     return _LINK_RUN.fullmatch(word) or _P2P_RUN.fullmatch(word)
-
-
-def _join(text: str, following: str) -> str:
-    """Join a wrapped line: straight on when a cell or list was cut in two, else with a space."""
-    last, first = text.split()[-1:], following.split()[:1]
-    if last and first and not text[-1:].isspace() and not following[:1].isspace():
-        glued = last[0] + first[0]
-        is_cut_cell = _run(glued) is not None and _run(last[0]) is None
-        is_cut_count = (
-            re.fullmatch(r"NV\d", last[0]) is not None and re.fullmatch(r"\d", first[0]) is not None
-        )
-        is_cut_list = last[0][-1] in ",-" or first[0][0] in ",-"
-        if is_cut_cell or is_cut_count or (is_cut_list and affinity.is_list(glued)):
-            return text + following
-    return text + " " + following.lstrip()
 
 
 def _close(header: Header | None, block: Sequence[_Line]) -> list[Matrix]:
@@ -196,16 +135,18 @@ def _close(header: Header | None, block: Sequence[_Line]) -> list[Matrix]:
     rows = [(row.label, *_split_cells(row.text, 2 * MAX_DEVICES)) for row in block]
     width = max(len(cells) for _, cells, _ in rows)
     diagonal = {label: cells.index("X") for label, cells, _ in rows if cells.count("X") == 1}
+    tails = [tail for label, _, tail in rows if label.startswith("GPU")]
     if header is not None:
         columns, num_sure = mend_header(
             header.columns, diagonal, labels, width, is_cut=not header.tail_names and not is_p2p
         )
-        tails = [tail for label, _, tail in rows if label.startswith("GPU")]
         tail_names, line = affinity.whole_names(header.tail_names, tails), header.line
     else:
         columns, num_sure = columns_of_rows(labels, diagonal, width)
-        tail_names, line = [*affinity.NAMES], block[0].number
-    matrix = Matrix(line, columns, is_p2p, list(tail_names))
+        tail_names, line = affinity.names_of(tails), block[0].number
+    matrix = Matrix(line, columns, is_p2p, list(tail_names), not tail_names and not is_p2p)
+    if matrix.is_cut:
+        matrix.notes.append("there are no affinities: cut on the right, where NICs may be missing")
     if header is None:
         matrix.notes.append("the header is missing; columns were taken from the row labels")
     if len(set(columns)) != len(columns):
@@ -219,6 +160,8 @@ def _close(header: Header | None, block: Sequence[_Line]) -> list[Matrix]:
         row.cells[num_sure:] = [None] * (len(columns) - num_sure)
         row.is_whole = row.is_whole and num_sure == len(columns)
         matrix.rows.append(row)
+    if lost := [row.label for row in matrix.rows if row.tail and set(row.tail) == {None} and row.label.startswith("GPU")]:  # fmt: skip
+        matrix.notes.append(f"the affinities of {', '.join(lost[:8])} are cut or out of place")
     if num_sure < len(columns):
         matrix.notes.append("the header is cut: which device a column is cannot be told for all")
     if mended := [row.label for row in matrix.rows if row.is_mended]:

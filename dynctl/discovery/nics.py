@@ -185,14 +185,22 @@ def nearest_nics(
     nics: Sequence[Nic],
     names: Sequence[str],
     links: Sequence[Sequence[str | None]],
+    *,
+    may_lack_some: bool = False,
 ) -> tuple[tuple[int, tuple[str, ...]], ...]:
-    """Per GPU its nearest RDMA devices: by the links, else those on its NUMA node."""
+    """Per GPU its nearest RDMA devices: by the links, else those on its NUMA node.
+
+    Where some links are unknown, or columns are missing, only a link that no other can beat tells the nearest.
+    """
     on_node = [nic for nic in nics if nic.kind != "ethernet" and not nic.is_management]
     found = []
     for i, gpu in enumerate(gpus):
         near: tuple[str, ...] = ()
         if links:
-            near = tuple(names[k] for k in nearest(links[i]))
+            nearer = nearest(links[i])
+            is_sure = not may_lack_some and None not in links[i]
+            if is_sure or any(links[i][k] == "PIX" for k in nearer):
+                near = tuple(names[k] for k in nearer)
         elif gpu.numa_node is not None:
             near = tuple(nic.name for nic in on_node if nic.numa_node == gpu.numa_node)
         found.append((gpu.index, near))

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from dynctl.core.machine import UNLIMITED
 from dynctl.discovery.capture import Capture, kinds_of, probes, read_captures
 from dynctl.discovery.facts import PciFacts
 from dynctl.discovery.pcitree import PciTree

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import textwrap
 
 import pytest
 from hypothesis import given, settings
@@ -154,22 +155,50 @@ def test_styles_that_lose_nothing_are_read_whole(style, seed):
     assert_right_or_unknown(facts, box, all_known=True)
 
 
-@pytest.mark.parametrize("width", [80, 100, 120])
+def by_a_terminal(line, width):
+    return [line[i : i + width] for i in range(0, max(1, len(line)), width)]
+
+
+def by_a_terminal_that_indents(line, width):
+    return [
+        line[:width],
+        *("    " + part for part in by_a_terminal(line[width:], width - 4) if part),
+    ]
+
+
+def by_an_editor(line, width):
+    return textwrap.wrap(line, width) or [""]
+
+
+@pytest.mark.parametrize("wrap", [by_a_terminal, by_a_terminal_that_indents, by_an_editor])
+@pytest.mark.parametrize("width", [72, 80, 100, 132])
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_hard_wrapped_matrices_are_never_misread(seed, width):
+def test_wrapped_matrices_are_put_together_again(seed, width, wrap):
     rng = random.Random(seed)
     box = Box(rng)
     matrix, legend = box.text(rng)
-    text = expand(matrix, rng)
-    wrapped = "\n".join(
-        line[i : i + width] for line in text.split("\n") for i in range(0, max(1, len(line)), width)
+    lines = expand(matrix, rng).split("\n")
+
+    facts = parse_topo(
+        "\n".join(part for line in lines for part in wrap(line, width)) + "\n" + legend
     )
 
-    facts = parse_topo(wrapped + "\n" + legend)
+    assert len(facts.gpu_indexes) == box.gpus
+    assert_right_or_unknown(facts, box, all_known=True)
+
+
+@pytest.mark.parametrize("width", [40, 72, 80, 100, 132])
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_columns_that_were_cut_are_unknown(seed, width):
+    rng = random.Random(seed)
+    box = Box(rng)
+    matrix, legend = box.text(rng)
+    cut = "\n".join(line[:width] for line in expand(matrix, rng).split("\n"))
+
+    facts = parse_topo(f"{cut}\n{legend}")
 
     assert_right_or_unknown(facts, box)
-    known = sum(cell is not None for row in facts.links for cell in row)
-    assert known >= 0.9 * box.gpus**2
+    assert facts.may_lack_nics or facts.nic_names or not box.nics
 
 
 def lose_tabs(text, rng):

@@ -63,6 +63,7 @@ def parse_topo(text: str) -> TopoFacts:
         numa_affinity=tuple(_known(rows[label].get("numa")) or None for label in gpus),
         gpu_numa_id=tuple(_integer(rows[label].get("gpu_numa")) for label in gpus),
         p2p=_square(gpus, p2p) if p2p else (),
+        may_lack_nics=any(matrix.is_cut for matrix in topologies),
         notes=tuple(dict.fromkeys(notes)),
     )
 
