@@ -66,11 +66,17 @@ def without_each(points: Sequence[Point], key: str) -> Iterator[Fold]:
 
 
 def thirds(points: Sequence[Point]) -> Iterator[Fold]:
-    """Three folds of known models and GPUs, by a hash of the setting."""
-    mixed = sorted(points, key=lambda p: hashlib.sha256(("fold" + p.key).encode()).hexdigest())
-    for i in range(3):
-        rest = [p for j, p in enumerate(mixed) if j % 3 != i]
-        yield f"  fold {i + 1} of 3", rest, mixed[i::3]
+    """Known models and GPUs in three folds, twice: a new load of a fitted layout, and a layout that is new itself."""
+    for name, num_fields in (("loads", 12), ("layouts", 9)):
+        folds = [fold_of("|".join(p.key.split("|")[:num_fields])) for p in points]
+        for i in range(3):
+            rest = [p for p, fold in zip(points, folds, strict=True) if fold != i]
+            away = [p for p, fold in zip(points, folds, strict=True) if fold == i]
+            yield f"  {name}, fold {i + 1} of 3", rest, away
+
+
+def fold_of(text: str) -> int:
+    return int(hashlib.sha256(("fold" + text).encode()).hexdigest()[:8], 16) % 3
 
 
 def predicted(fold: Fold) -> list[Outcome]:

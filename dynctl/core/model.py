@@ -8,7 +8,7 @@ class WeightPart:
     """Weights that are sharded, read and quantised alike."""
 
     name: str
-    """`attention`, `mlp`, `experts`, `shared`, `router`, `norms`, `embedding`, `head` or `vision`."""
+    """`attention`, `state` (of layers that keep a fixed state), `mlp`, `experts`, `shared`, `router`, `norms`, `embedding`, `head` or `vision`."""
     num_params: int
     num_bytes: int
     format: str = "bf16"

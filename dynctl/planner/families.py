@@ -33,6 +33,10 @@ class Family:
     """One layer in this many looks at everything, the others at a window; 0: as `layer_types` says, else none."""
     window_key: str = "sliding_window"
     moe_step: str = "decoder_sparse_step"
+    state_interval: str = ""
+    """Key of how often a layer attends; the others keep a fixed state (gated delta rule). Empty: all attend."""
+    has_gated_attention: bool = False
+    """Queries come with a gate of their own width."""
     defaults: tuple[tuple[str, Any], ...] = ()
 
 
@@ -109,6 +113,12 @@ FAMILIES = {
     ),
     "qwen2_moe": Family(is_moe=True, shared="shared_expert_intermediate_size", has_qkv_bias=True),
     "qwen3_moe": Family(is_moe=True),
+    "qwen3_next": Family(
+        is_moe=True,
+        shared="shared_expert_intermediate_size",
+        state_interval="full_attention_interval",
+        has_gated_attention=True,
+    ),
     "glm4_moe": Family(
         is_moe=True, num_experts="n_routed_experts", shared="n_shared_experts", has_qkv_bias=True
     ),

@@ -151,7 +151,9 @@ class _Reader:
         is_mla = self._family.attention == MLA
         experts, active = self._num_experts()
         moe_layers = self._moe_layers(layers)
-        parts = self._parts(hidden, self._attention(hidden, heads, kv_heads, head), moe_layers)
+        state_layers = self._state_layers(layers)
+        attention = self._attention(hidden, heads, kv_heads, head)
+        parts = self._parts(hidden, attention, moe_layers, state_layers)
         by_name = {part.name: part for part in parts}
         routed = by_name["experts"]
         num_params = sum(part.num_params for part in parts)
@@ -172,7 +174,7 @@ class _Reader:
             num_active_params=num_params - idle,
             weight_bytes=sum(part.num_bytes for part in parts),
             dtype_bytes=self._dtype_bytes(by_name),
-            kv_bytes_per_token=int(latent * layers * kv_dtype_bytes),
+            kv_bytes_per_token=int(latent * (layers - len(state_layers)) * kv_dtype_bytes),
             max_len_tokens=self._count("max_position_embeddings", 0),
             num_experts=experts,
             num_experts_per_token=active,
@@ -185,6 +187,8 @@ class _Reader:
             v_size=self._count("v_head_dim") if is_mla else head,
             window_tokens=window,
             num_window_layers=window_layers,
+            num_state_layers=len(state_layers),
+            state_bytes_per_sequence=self._state_bytes() * len(state_layers),
         )  # fmt: skip
 
     @staticmethod
@@ -212,8 +216,9 @@ class _Reader:
         if self._family.attention != MLA:
             bias = 1 if self._family.has_qkv_bias else 0
             out_bias = hidden if self._family.has_all_bias else 0
+            gates = 2 if self._family.has_gated_attention else 1
             return (
-                ("self_attn.q_proj", (hidden + bias) * heads * head),
+                ("self_attn.q_proj", (hidden + bias) * heads * head * gates),
                 ("self_attn.k_proj", (hidden + bias) * kv_heads * head),
                 ("self_attn.v_proj", (hidden + bias) * kv_heads * head),
                 ("self_attn.o_proj", heads * head * hidden + out_bias),
@@ -233,6 +238,42 @@ class _Reader:
             ("self_attn.o_proj", heads * value * hidden),
         )
 
+    def _state_layers(self, layers: int) -> tuple[int, ...]:
+        """Layers that keep a fixed state per sequence instead of KV per token."""
+        key = self._family.state_interval
+        if not key:
+            return ()
+        kinds = self._config.get("layer_types")
+        if isinstance(kinds, list) and len(kinds) == layers:
+            return tuple(i for i, kind in enumerate(kinds) if str(kind) == "linear_attention")
+        every = self._count(key, 4) or 1
+        return tuple(i for i in range(layers) if (i + 1) % every)
+
+    def _state_widths(self) -> tuple[int, int, int, int]:
+        """Of a state layer: all keys, all values, value heads, and what its convolution looks back."""
+        keys = self._count("linear_num_key_heads", 16) * self._count("linear_key_head_dim", 128)
+        num = self._count("linear_num_value_heads", 32)
+        values = num * self._count("linear_value_head_dim", 128)
+        return keys, values, num, self._count("linear_conv_kernel_dim", 4)
+
+    def _state(self, hidden: int) -> Pieces:
+        """Modules of one layer of the gated delta rule."""
+        keys, values, num, kernel = self._state_widths()
+        return (
+            ("linear_attn.in_proj_qkvz", hidden * 2 * (keys + values)),
+            ("linear_attn.in_proj_ba", hidden * 2 * num),
+            ("linear_attn.conv1d", (2 * keys + values) * kernel),
+            ("linear_attn.out_proj", values * hidden),
+        )
+
+    def _state_bytes(self) -> int:
+        """What one layer keeps of one sequence: a matrix per head in 32 bit, and the convolution's last inputs."""
+        if not self._family.state_interval:
+            return 0
+        keys, values, _, kernel = self._state_widths()
+        matrix = self._count("linear_key_head_dim", 128) * values * 4
+        return matrix + (2 * keys + values) * (kernel - 1) * 2
+
     def _mlp(self, hidden: int, width: int, where: str) -> Pieces:
         """Modules of one gated (or plain) MLP of this width."""
         bias = 1 if self._family.has_all_bias else 0
@@ -243,12 +284,16 @@ class _Reader:
         )  # fmt: skip
 
     def _parts(
-        self, hidden: int, attention: Pieces, moe_layers: tuple[int, ...]
+        self,
+        hidden: int,
+        attention: Pieces,
+        moe_layers: tuple[int, ...],
+        state_layers: tuple[int, ...],
     ) -> tuple[WeightPart, ...]:
         family, layers = self._family, self._count("num_hidden_layers")
         experts, _ = self._num_experts()
-        everywhere = tuple(range(layers))
-        dense_layers = tuple(i for i in everywhere if i not in set(moe_layers))
+        attending = tuple(i for i in range(layers) if i not in set(state_layers))
+        dense_layers = tuple(i for i in range(layers) if i not in set(moe_layers))
         width = self._count(family.dense_width, self._count("intermediate_size", 0))
         expert = self._count(family.expert_width, 0) if family.is_moe else 0
         one = self._mlp(hidden, expert, "mlp.experts.0")
@@ -259,7 +304,8 @@ class _Reader:
         norms = (family.norms_per_layer * layers + 1) * hidden
         vision = self._vision()
         return (
-            self._part("attention", attention, everywhere),
+            self._part("attention", attention, attending),
+            self._part("state", self._state(hidden) if state_layers else (), state_layers),
             self._part("mlp", self._mlp(hidden, width, "mlp"), dense_layers),
             self._part("experts", routed, moe_layers),
             self._part("shared", shared, moe_layers),

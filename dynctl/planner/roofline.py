@@ -69,6 +69,8 @@ class Load:
     """Bytes of full-attention layers; window layers apart."""
     kv_window: float
     window_tokens: int
+    state_bytes: float
+    """What layers without KV keep of one sequence; every step reads and writes it."""
     has_latent: bool
     memory_bytes_s: float
     hidden_size: int
@@ -104,7 +106,8 @@ def load_of(model: Model, spec: GpuSpec, parallelism: Parallelism, link: GroupLi
         return Product(part.num_bytes / ranks, part.num_params / ranks, flops, eta or own)
 
     by_name = {part.name: part for part in parts}
-    dense = [by_name[n] for n in ("attention", "mlp", "shared", "router") if n in by_name]
+    names = ("attention", "state", "mlp", "shared", "router")
+    dense = [by_name[name] for name in names if name in by_name]
     head = by_name.get("head") or by_name.get("embedding") or WeightPart("head", 0, 0)
     routed = by_name.get("experts")
     keeping = max(1, model.num_layers - model.num_state_layers)
@@ -124,6 +127,7 @@ def load_of(model: Model, spec: GpuSpec, parallelism: Parallelism, link: GroupLi
         kv_window=kv * window_layers,
         window_tokens=model.window_tokens,
         window_share=window_layers / keeping,
+        state_bytes=model.state_bytes_per_sequence / tp,
         has_latent=model.is_mla,
         memory_bytes_s=spec.memory_bytes_s,
         hidden_size=model.hidden_size,
@@ -160,7 +164,8 @@ def step_s(
     if decoding:
         bandwidth = load.memory_bytes_s * (c.eta_latent if load.has_latent else c.eta_kv)
         inside = min(context, load.window_tokens) if load.window_tokens else 0.0
-        total += decoding * (context * load.kv_per_token + inside * load.kv_window) / bandwidth
+        kept = context * load.kv_per_token + inside * load.kv_window + 2 * load.state_bytes
+        total += decoding * kept / bandwidth
     if new:
         total += attention_s(load, c, new, past)
     return total + _communication_s(load, c, tokens) + _floor_s(load, c, decoding)

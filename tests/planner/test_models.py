@@ -26,6 +26,7 @@ PUBLISHED = {
     "qwen3-1.7b": 1.7206, "ministral-8b": 8.020, "mistral-small-22b": 22.247, "mistral-large-123b": 122.610,
     "deepseek-v2": 235.741, "deepseek-v2-lite": 15.706, "kimi-k2.5": 1026.41, "gemma-3-1b": 1.000,
     "phi-3-medium": 13.960, "phi-4-mini": 3.836, "glm-4-9b": 9.400, "glm-4-32b": 32.566,
+    "qwen3-next-80b-a3b": 79.674,
 }  # fmt: skip
 ACTIVE = {"llama-4-scout": 17, "mixtral-8x7b": 12.9, "qwen3-235b-a22b": 22.2, "deepseek-v3": 37.5, "kimi-k2": 32.9, "gpt-oss-120b": 5.7, "glm-4.5": 33.6}  # fmt: skip
 
@@ -50,6 +51,15 @@ def test_window_layers_forget_and_full_layers_do_not():
     assert (gemma.window_tokens, gemma.num_window_layers) == (1024, 52)
     assert oss.kv_bytes(100) == pytest.approx(100 * 73_728)
     assert oss.kv_bytes(100_000) == pytest.approx(73_728 * (100_000 + 128) / 2)
+
+
+def test_layers_with_a_state_keep_it_instead_of_tokens():
+    """36 of 48 layers: 32 heads of 128 x 128 in 32 bit, and three inputs of 8,192 channels in 16 bit."""
+    found = open_model("qwen3-next-80b-a3b")
+
+    assert (found.num_state_layers, found.kv_bytes_per_token) == (36, 12 * 2 * 2 * 256 * 2)
+    assert found.state_bytes_per_sequence == 36 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
+    assert found.kv_bytes(1000) == 1000 * found.kv_bytes_per_token + found.state_bytes_per_sequence
 
 
 def quantised(name, **quant):
