@@ -7,7 +7,7 @@ unknown block is counted (K11), a block whose parent is unknown waits for it a f
 Not here: order of batches (`sequence`), sockets, the router's index. Pure.
 """
 
-import itertools
+import functools
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -47,6 +47,76 @@ class TrackerCounts:
     """Events of slower tiers or of other groups of layers, left out."""
 
 
+class _Run:
+    """Blocks that one event stored, each below the one before. States between the two ends are made again when asked for."""
+
+    __slots__ = ("_end", "_last", "_start", "_stride", "_words", "blocks", "handles")
+
+    def __init__(
+        self,
+        start: PrefixState,
+        handles: Iterable[int],
+        blocks: list[int],
+        words: bytes,
+        end: PrefixState,
+    ) -> None:
+        self.handles: list[int | None] = list(handles)
+        """None where a block was removed and one behind it was not."""
+        self.blocks = blocks
+        """Our hashes of the same."""
+        self._start = start
+        self._words = words
+        self._stride = len(words) // len(blocks)
+        self._end = end
+        self._last = 0
+
+    def position(self, handle: int) -> int:
+        """Where a block is; asked for one after the other, that is known at once."""
+        handles = self.handles
+        for near in (len(handles) - 1, self._last + 1):
+            if near < len(handles) and handles[near] == handle:
+                break
+        else:
+            near = handles.index(handle)
+        self._last = near
+        return near
+
+    def block_of(self, handle: int) -> int:
+        """Our hash of a block."""
+        return self.blocks[self.position(handle)]
+
+    def child_of(self, handle: int) -> int | None:
+        """The block behind one, if it is still held."""
+        behind = self.position(handle) + 1
+        return self.handles[behind] if behind < len(self.handles) else None
+
+    def state_at(self, handle: int) -> PrefixState:
+        """The running hash up to and with a block; not to be fed."""
+        length = (self.position(handle) + 1) * self._stride
+        if length == len(self._words):
+            return self._end
+        state = self._start.copy()
+        state.update(self._words[:length])
+        return state
+
+    def remove(self, handle: int) -> int:
+        """Take a block out; return our hash of it."""
+        at = self.position(handle)
+        if at == len(self.handles) - 1:
+            return self.pop()
+        self.handles[at] = None
+        return self.blocks[at]
+
+    def pop(self) -> int:
+        """Take the last block out; return our hash of it."""
+        handles, blocks = self.handles, self.blocks
+        del handles[-1]
+        block = blocks.pop()
+        while handles and handles[-1] is None:
+            del handles[-1], blocks[-1]
+        return block
+
+
 @dataclass(slots=True)
 class _Orphan:
     event: BlockStored
@@ -63,9 +133,10 @@ class BlockTracker:
 
     def __init__(self, hasher: BlockHasher) -> None:
         self._hasher = hasher
-        self._states: dict[int, PrefixState] = {}
+        self._runs: dict[int, _Run] = {}
+        """By the handle of each block held."""
         self._children: dict[int, int | set[int]] = {}
-        """Handles by their parent's: mostly one, so a set only where there are more. May name removed ones."""
+        """Handles of runs' first blocks by their parent's: a set only where there are more. May name removed ones."""
         self._cut_off: set[int] = set()
         """Held, but not published: a block above them is missing."""
         self._below_gap: dict[int, list[int]] = {}
@@ -78,7 +149,7 @@ class BlockTracker:
         self.counts = TrackerCounts()
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self._runs)
 
     @property
     def num_orphans(self) -> int:
@@ -121,7 +192,13 @@ class BlockTracker:
     def snapshot(self) -> list[int]:
         """List the hashes of all blocks published."""
         cut_off = self._cut_off
-        return [s.intdigest() for handle, s in self._states.items() if handle not in cut_off]
+        runs = {id(run): run for run in self._runs.values()}
+        return [
+            block
+            for run in runs.values()
+            for handle, block in zip(run.handles, run.blocks, strict=True)
+            if handle is not None and handle not in cut_off
+        ]
 
     def _store(self, event: BlockStored, now_s: float) -> None:
         if event.medium not in _DEVICE or event.group_idx != 0:
@@ -131,7 +208,7 @@ class BlockTracker:
         while waiting:
             orphan = waiting.pop()
             parent = orphan.event.parent_block_hash
-            if parent is not None and parent not in self._states:
+            if parent is not None and parent not in self._runs:
                 self._keep_orphan(parent, orphan)
                 continue
             is_plain = not orphan.removed and self._is_plain(orphan.event)
@@ -151,32 +228,32 @@ class BlockTracker:
             and not self._below_gap
             and not any(event.extra_keys or ())
             and len(set(event.block_hashes)) == len(event.block_hashes)
-            and self._states.keys().isdisjoint(event.block_hashes)
+            and self._runs.keys().isdisjoint(event.block_hashes)
         )
 
     def _append(self, event: BlockStored) -> tuple[int, ...]:
         """Do what `_extend` does, for the plain event nearly all are: the whole cost of ingest is here."""
         parent, handles = event.parent_block_hash, event.block_hashes
-        states = self._states
+        if not handles:
+            return handles
         name = namespace(event.lora_name)
-        state = self._hasher.start(name) if parent is None else states[parent]
+        start = self._hasher.start(name) if parent is None else self._runs[parent].state_at(parent)
         self.counts.num_keyed_roots += parent is None and name != b""
-        words, stride = memoryview(pack_tokens(event.token_ids)), event.block_size * 4
-        blocks, start = [], 0
-        for handle in handles:
-            state = state.copy()
-            state.update(words[start : start + stride])
-            start += stride
-            states[handle] = state
-            blocks.append(state.intdigest())
-        if parent is not None and handles:
+        words, stride = pack_tokens(event.token_ids), event.block_size * 4
+        end = start.copy()
+        # The loops run in C: block by block, the running hash is fed and read.
+        fed = map(end.update, map(words.__getitem__, _slices(len(handles), stride)))
+        digest = end.intdigest
+        blocks = [digest() for _ in fed]
+        run = _Run(start, handles, blocks, words, end)
+        self._runs.update(dict.fromkeys(handles, run))
+        if parent is not None:
             self._link(parent, handles[0])
-        self._children.update(itertools.pairwise(handles))
-        if self._removed:
+        if self._removed.keys().isdisjoint(blocks):
+            self._stored.update(dict.fromkeys(blocks))
+        else:
             for block in blocks:
                 self._publish(block)
-        else:
-            self._stored.update(dict.fromkeys(blocks))
         return handles
 
     def _extend(self, event: BlockStored, removed: set[int]) -> list[int]:
@@ -189,7 +266,7 @@ class BlockTracker:
             self.counts.num_keyed_roots += name != b""
             state = self._hasher.start(name)
         else:
-            state = self._states[parent]
+            state = self._runs[parent].state_at(parent)
         words = memoryview(pack_tokens(event.token_ids))
         stride = event.block_size * 4
         added = []
@@ -204,17 +281,17 @@ class BlockTracker:
 
     def _put(self, handle: int, state: PrefixState, parent: int | None) -> None:
         block = state.intdigest()
-        before = self._states.get(handle)
+        before = self._runs.get(handle)
         if before is not None:
-            if before.intdigest() == block:
+            if before.block_of(handle) == block:
                 return
             # The handle was given to another prefix: the last writer wins, and what hung below it stays cut off.
             self._drop(handle)
             self._below_gap.pop(handle, None)
-        self._states[handle] = state
+        self._runs[handle] = _Run(state, (handle,), [block], b"", state)
         below = self._close_gap(handle)
         if parent is not None:
-            if parent not in self._states:
+            if parent not in self._runs:
                 self._open_gap(parent, [handle])
                 self._cut_off.add(handle)
                 return
@@ -225,7 +302,7 @@ class BlockTracker:
         self._publish(block)
         for child in self._subtree(below):
             self._cut_off.discard(child)
-            self._publish(self._states[child].intdigest())
+            self._publish(self._runs[child].block_of(child))
 
     def _publish(self, block: int) -> None:
         if block in self._removed:
@@ -240,17 +317,14 @@ class BlockTracker:
             self._removed[block] = None
 
     def _drop(self, handle: int) -> None:
-        state = self._states.pop(handle)
+        below = [child for child in self._living(handle) if child != handle]
+        self._children.pop(handle, None)
+        block = self._runs.pop(handle).remove(handle)
         was_cut_off = handle in self._cut_off
         if was_cut_off:
             self._cut_off.discard(handle)
         else:
-            self._withdraw(state.intdigest())
-        child = self._children.pop(handle, None)
-        # Engines evict from the tail, so that a block's children are nearly always gone before it.
-        if child is None or (child.__class__ is int and child not in self._states):
-            return
-        below = self._living(child)
+            self._withdraw(block)
         if below:
             self._open_gap(handle, below)
             if was_cut_off:
@@ -259,7 +333,7 @@ class BlockTracker:
             for child in self._subtree(below):
                 if child not in self._cut_off:
                     self._cut_off.add(child)
-                    self._withdraw(self._states[child].intdigest())
+                    self._withdraw(self._runs[child].block_of(child))
 
     def _link(self, parent: int, handle: int) -> None:
         known = self._children.get(parent)
@@ -269,21 +343,25 @@ class BlockTracker:
             known.add(handle)
             if len(known) >= 16 and len(known) & (len(known) - 1) == 0:
                 # Removed ones are cleared away now and then, so that a system prompt's children do not pile up.
-                self._children[parent] = {child for child in known if child in self._states}
+                self._children[parent] = {child for child in known if child in self._runs}
         else:
             self._children[parent] = {known, handle}
 
-    def _living(self, children: int | set[int] | None) -> list[int]:
-        if children is None:
-            return []
-        handles = children if isinstance(children, set) else (children,)
-        return [child for child in handles if child in self._states]
+    def _living(self, handle: int) -> list[int]:
+        """List what is held just below a block."""
+        child = self._runs[handle].child_of(handle)
+        found = [] if child is None else [child]
+        known = self._children.get(handle)
+        if known is not None:
+            linked = known if isinstance(known, set) else (known,)
+            found += [child for child in linked if child in self._runs]
+        return found
 
     def _subtree(self, handles: Iterable[int]) -> list[int]:
         """List blocks and all that is held below them, parents first."""
         found = list(handles)
         for handle in found:  # grows on the way
-            found += self._living(self._children.get(handle))
+            found += self._living(handle)
         return found
 
     def _open_gap(self, handle: int, below: list[int]) -> None:
@@ -291,12 +369,12 @@ class BlockTracker:
         gaps.setdefault(handle, []).extend(below)
         if len(gaps) >= 1024 and len(gaps) & (len(gaps) - 1) == 0:
             # Gaps with nothing left below them are never closed.
-            living = self._states
+            living = self._runs
             self._below_gap = {gap: b for gap, b in gaps.items() if any(c in living for c in b)}
 
     def _close_gap(self, handle: int) -> list[int]:
         """Hang what a gap had cut off below its block again; return it."""
-        below = [child for child in self._below_gap.pop(handle, ()) if child in self._states]
+        below = [child for child in self._below_gap.pop(handle, ()) if child in self._runs]
         for child in below:
             self._link(handle, child)
         return below
@@ -305,14 +383,22 @@ class BlockTracker:
         if event.medium not in _DEVICE or event.group_idx != 0:
             self.counts.num_other_tier += 1
             return
+        runs, children = self._runs, self._children
         for handle in event.block_hashes:
-            if handle in self._states:
-                self._drop(handle)
+            run = runs.get(handle)
+            if run is not None:
+                if run.handles[-1] == handle and handle not in children and not self._cut_off:
+                    # Engines evict from the tail: nothing hangs below.
+                    del runs[handle]
+                    self._withdraw(run.pop())
+                else:
+                    self._drop(handle)
             elif not self._remove_from_orphans(handle):
                 self.counts.num_unknown_removed += 1
 
     def _clear(self) -> None:
-        self._states.clear()
+        self._runs.clear()
+        self._runs.clear()
         self._children.clear()
         self._cut_off.clear()
         self._below_gap.clear()
@@ -352,6 +438,12 @@ class BlockTracker:
 
     def _drop_orphans(self, parent: int) -> None:
         self.counts.num_orphans_dropped += len(self._adopt(parent))
+
+
+@functools.lru_cache(maxsize=256)
+def _slices(number: int, stride: int) -> tuple[slice, ...]:
+    """Where each of so many blocks lies in their words."""
+    return tuple(slice(start, start + stride) for start in range(0, number * stride, stride))
 
 
 def _own_keys(keys: object, lora_name: str | None) -> tuple[object, ...]:
