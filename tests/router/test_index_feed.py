@@ -16,6 +16,7 @@ from router_sims import Sim, generate, prompt_of, routed_sims
 import dynctl
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.core.kv import AllBlocksCleared, BlockRemoved, BlockStored
+from dynctl.http1.stream import Pieces
 from dynctl.kv import wire
 from dynctl.kv.events import EventBatch
 from dynctl.router.config import RelayTarget, Settings
@@ -26,7 +27,7 @@ from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.prompt import Hashers, Prompt
 from dynctl.router.sources.fleet import Fleet
 from dynctl.router.sources.relay import RelaySource
-from dynctl.router.sources.route import Pieces, Route
+from dynctl.router.sources.route import Route
 from dynctl.router.worker_table import WorkerTable
 
 HASHERS = Hashers("s")

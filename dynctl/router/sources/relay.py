@@ -12,6 +12,7 @@ import msgspec
 
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.core.text import clean, is_name
+from dynctl.http1.stream import open_stream
 from dynctl.http1.upstream import Address, Upstream, UpstreamError
 from dynctl.kv.wire import FrameReader, Heartbeat, Snapshot, SourceHealth, WireError
 from dynctl.router.config import RelayTarget, Settings, TlsFiles
@@ -19,7 +20,7 @@ from dynctl.router.sources.feed import KvFeed, LostError
 from dynctl.router.sources.fleet import Fleet
 from dynctl.router.sources.layout import is_caching
 from dynctl.router.sources.parity import check_parity
-from dynctl.router.sources.route import Route, limits, open_stream
+from dynctl.router.sources.route import Route, limits
 from dynctl.router.tokens import ModelTokenizer
 
 log = logging.getLogger("dynctl.router")
