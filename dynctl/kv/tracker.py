@@ -7,13 +7,13 @@ unknown block is counted (K11), a block whose parent is unknown waits for it a f
 Not here: order of batches (`sequence`), sockets, the router's index. Pure.
 """
 
-import functools
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dynctl.core.kv import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from dynctl.kv.hashing import BlockHasher, PrefixState, namespace, pack_tokens
+from dynctl.kv.runs import Run
 
 ORPHAN_AGE_S = 5.0
 MAX_ORPHANS = 1024
@@ -47,76 +47,6 @@ class TrackerCounts:
     """Events of slower tiers or of other groups of layers, left out."""
 
 
-class _Run:
-    """Blocks that one event stored, each below the one before. States between the two ends are made again when asked for."""
-
-    __slots__ = ("_end", "_last", "_start", "_stride", "_words", "blocks", "handles")
-
-    def __init__(
-        self,
-        start: PrefixState,
-        handles: Iterable[int],
-        blocks: list[int],
-        words: bytes,
-        end: PrefixState,
-    ) -> None:
-        self.handles: list[int | None] = list(handles)
-        """None where a block was removed and one behind it was not."""
-        self.blocks = blocks
-        """Our hashes of the same."""
-        self._start = start
-        self._words = words
-        self._stride = len(words) // len(blocks)
-        self._end = end
-        self._last = 0
-
-    def position(self, handle: int) -> int:
-        """Where a block is; asked for one after the other, that is known at once."""
-        handles = self.handles
-        for near in (len(handles) - 1, self._last + 1):
-            if near < len(handles) and handles[near] == handle:
-                break
-        else:
-            near = handles.index(handle)
-        self._last = near
-        return near
-
-    def block_of(self, handle: int) -> int:
-        """Our hash of a block."""
-        return self.blocks[self.position(handle)]
-
-    def child_of(self, handle: int) -> int | None:
-        """The block behind one, if it is still held."""
-        behind = self.position(handle) + 1
-        return self.handles[behind] if behind < len(self.handles) else None
-
-    def state_at(self, handle: int) -> PrefixState:
-        """The running hash up to and with a block; not to be fed."""
-        length = (self.position(handle) + 1) * self._stride
-        if length == len(self._words):
-            return self._end
-        state = self._start.copy()
-        state.update(self._words[:length])
-        return state
-
-    def remove(self, handle: int) -> int:
-        """Take a block out; return our hash of it."""
-        at = self.position(handle)
-        if at == len(self.handles) - 1:
-            return self.pop()
-        self.handles[at] = None
-        return self.blocks[at]
-
-    def pop(self) -> int:
-        """Take the last block out; return our hash of it."""
-        handles, blocks = self.handles, self.blocks
-        del handles[-1]
-        block = blocks.pop()
-        while handles and handles[-1] is None:
-            del handles[-1], blocks[-1]
-        return block
-
-
 @dataclass(slots=True)
 class _Orphan:
     event: BlockStored
@@ -133,7 +63,7 @@ class BlockTracker:
 
     def __init__(self, hasher: BlockHasher) -> None:
         self._hasher = hasher
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[int, Run] = {}
         """By the handle of each block held."""
         self._children: dict[int, int | set[int]] = {}
         """Handles of runs' first blocks by their parent's: a set only where there are more. May name removed ones."""
@@ -239,13 +169,8 @@ class BlockTracker:
         name = namespace(event.lora_name)
         start = self._hasher.start(name) if parent is None else self._runs[parent].state_at(parent)
         self.counts.num_keyed_roots += parent is None and name != b""
-        words, stride = pack_tokens(event.token_ids), event.block_size * 4
-        end = start.copy()
-        # The loops run in C: block by block, the running hash is fed and read.
-        fed = map(end.update, map(words.__getitem__, _slices(len(handles), stride)))
-        digest = end.intdigest
-        blocks = [digest() for _ in fed]
-        run = _Run(start, handles, blocks, words, end)
+        run = Run.hashed(start, handles, pack_tokens(event.token_ids))
+        blocks = run.blocks
         self._runs.update(dict.fromkeys(handles, run))
         if parent is not None:
             self._link(parent, handles[0])
@@ -288,7 +213,7 @@ class BlockTracker:
             # The handle was given to another prefix: the last writer wins, and what hung below it stays cut off.
             self._drop(handle)
             self._below_gap.pop(handle, None)
-        self._runs[handle] = _Run(state, (handle,), [block], b"", state)
+        self._runs[handle] = Run(state, (handle,), [block], b"", state)
         below = self._close_gap(handle)
         if parent is not None:
             if parent not in self._runs:
@@ -438,12 +363,6 @@ class BlockTracker:
 
     def _drop_orphans(self, parent: int) -> None:
         self.counts.num_orphans_dropped += len(self._adopt(parent))
-
-
-@functools.lru_cache(maxsize=256)
-def _slices(number: int, stride: int) -> tuple[slice, ...]:
-    """Where each of so many blocks lies in their words."""
-    return tuple(slice(start, start + stride) for start in range(0, number * stride, stride))
 
 
 def _own_keys(keys: object, lora_name: str | None) -> tuple[object, ...]:
