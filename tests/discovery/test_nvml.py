@@ -338,6 +338,13 @@ def test_a_driver_that_hangs_on_a_gpu_still_told_of_those_before_it(read):
     assert "gpu-output-cut" in codes(host)
 
 
+def test_a_line_that_was_being_written_when_the_limit_came_is_left_out(read):
+    text = lines(gpu(0), gpu(1), pairs=[], end=False)
+    facts = read(text[:-40], exit_status=124)
+    assert [record.index for record in facts.query.gpus] == [0]
+    assert facts.is_cut
+
+
 def test_gpus_that_a_hanging_driver_did_not_get_to_are_unknown_never_none(read):
     facts = read(lines(gpu(0), gpu(1), pairs=[], end=False, count=4), exit_status=124)
     cards = PciFacts(gpus=tuple(PciGpu(f"0000:0{i}:00.0", "nvidia", 0) for i in range(4)))

@@ -170,7 +170,8 @@ def parse(done: Completed) -> NvmlFacts:
         ProbeError: when the driver hangs or refuses, no Python is there, or a line is none of the program's.
     """
     driver, gpus, lost, pairs, is_whole = _Driver(None, None, None), [], [], [], False
-    for number, line in enumerate(text_of(done).split("\n"), 1):
+    # What follows the last line break is a line that was being written when the program was stopped.
+    for number, line in enumerate(text_of(done).split("\n")[:-1], 1):
         if not line.strip():
             continue
         said = _line(number, line)
