@@ -54,6 +54,14 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
     return words.tobytes()
 
 
+def unpack_tokens(token_bytes: bytes) -> list[int]:
+    """Read back what `pack_tokens` wrote."""
+    words = array("I", token_bytes)
+    if not _IS_LITTLE:
+        words.byteswap()
+    return words.tolist()
+
+
 class PromptBlocks:
     """The full blocks of one prompt; a hash is computed when asked for, and kept."""
 

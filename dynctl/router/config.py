@@ -125,6 +125,9 @@ class Settings:
     """After SIGTERM running requests may take this long."""
     probe_s: float = 60.0
     """How often each engine is asked a question of the router's own twice, to see that its cache works; 0: never."""
+    warm_prefixes: int = 8
+    """So many of the prefixes most conversations begin with are computed on an engine that joins others, before clients
+    ask for them there; 0: none."""
     engine_poll_s: float = 2.0
     """How often an engine without a relay is asked for its health."""
 

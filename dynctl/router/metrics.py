@@ -132,6 +132,9 @@ class Metrics:
         self.engine_failures = Counter(
             "engine_failures_total", "Failed attempts.", ("engine", "reason")
         )
+        self.warmed_tokens = Counter(
+            "warmed_tokens_total", "Tokens of hot prefixes computed on engines that joined."
+        )
         self.kv_frames = Counter("kv_frames_total", "KV index updates applied.", ("kind",))
         self.ttft = Histogram("ttft_seconds", "Time to the first token of streams.", _TTFT_BOUNDS)
         self.itl = Histogram("itl_seconds", "Gap between token events of streams.", _ITL_BOUNDS)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dynctl.kv.hashing import PromptBlocks
 from dynctl.router.forks import Forks
 from dynctl.router.hits import Outlook
+from dynctl.router.hot import HotPrefixes
 from dynctl.router.prefix_index import PrefixIndex, Tier
 from dynctl.router.prompt import Prompt
 from dynctl.router.worker_table import View
@@ -23,6 +24,7 @@ class Overlaps:
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
         self._forks = Forks()
+        self.hot = HotPrefixes()
 
     def of(self, prompt: Prompt, view: View, workers: Sequence[Worker], now_s: float) -> list[int]:
         """Tokens expected cached on each of some engines of a view; 0 where nothing can be known."""
@@ -35,7 +37,7 @@ class Overlaps:
                 tiers = index.tiers(blocks, prompt.num_cacheable(size))
                 tiers.sort()
                 if prompt.popularity is None:
-                    prompt.popularity = self._popularity(tiers, len(view.workers), now_s)
+                    prompt.popularity = self._popularity(blocks, tiers, len(view.workers), now_s)
                 for depth, bits, _ in tiers:
                     tokens = depth * size
                     for position in view.positions_of(bits, size, index):
@@ -64,8 +66,16 @@ class Overlaps:
                 for engine_id in strangers.intersection(index.engines_of(bits)):
                     overlaps[view.positions[engine_id]] = tokens
 
-    def _popularity(self, tiers: Sequence[Tier], num_engines: int, now_s: float) -> float:
-        return self._forks.popularity(tiers[-1].block, num_engines, now_s) if tiers else math.inf
+    def _popularity(
+        self, blocks: PromptBlocks, tiers: Sequence[Tier], num_engines: int, now_s: float
+    ) -> float:
+        if not tiers:
+            return math.inf
+        depth, _, block = tiers[-1]
+        popularity = self._forks.popularity(block, num_engines, now_s)
+        if popularity:
+            self.hot.began(block, blocks.data[: depth * blocks.stride_bytes], now_s)
+        return popularity
 
     def expect(self, prompt: Prompt, worker: Worker, overlap: int) -> None:
         """Let the next request with this prefix see it before the engine's events do."""

@@ -23,6 +23,7 @@ from dynctl.router.shared_books import SharedBooks
 from dynctl.router.sources.direct import DirectSource
 from dynctl.router.sources.relay import RelaySource, relay_context
 from dynctl.router.tokens import load_tokenizer
+from dynctl.router.warming import Warmer
 
 log = logging.getLogger("dynctl.router")
 
@@ -149,6 +150,7 @@ class Router:
         async with asyncio.TaskGroup() as group:
             if self._place is None or self._place.process == 0:
                 group.create_task(Prober(desk).run(), name="probes")
+                group.create_task(Warmer(desk).run(), name="warming")
             for relay in config.relays:
                 assert context is not None
                 source = RelaySource(
