@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # What the demo downloads stays in this directory; the lab's file systems are shared by all checkouts (~/.cache/dynctl).
 install demo $(VENV)/.installed: export DYNCTL_CACHE ?= $(CURDIR)/.cache
 
-.PHONY: demo test check fuzz lab lab-vllm bench-router lock clean install bench-plan
+.PHONY: demo test check fuzz lab lab-vllm bench-router lock clean install bench-plan bench-search bench-simulate
 
 install: $(VENV)/.installed
 
@@ -46,6 +46,12 @@ bench-router: install  ## the router beside its rivals in one run, and the bound
 
 bench-plan: install  ## errors and bands of the estimates against public points, and a rival's on the same rows (about 10 minutes)
 	$(BIN)/python benchmarks/plan_accuracy.py $(BENCH)
+
+bench-search: install  ## how long a plan takes: 64 hosts of 8 GPUs within 3 s, 1,000 GPUs and 50 models within 10 s
+	$(BIN)/python benchmarks/plan_search.py
+
+bench-simulate: install  ## plan --simulate beside engines and a router that run here: within 15 % (about 2 minutes)
+	$(BIN)/python benchmarks/plan_simulate.py $(BENCH)
 
 lock: install  ## rewrite the hashed lock files
 	scripts/lock

@@ -331,7 +331,7 @@ def _print(made: _Made, extra: _Extra, output: PlanOutput) -> DynctlError | None
 
 def _draw(plan: Plan, planned: PlannedDeployment) -> None:
     from dynctl.core.text import clean
-    from dynctl.planner.drawing import estimate_rows, memory_rows, replica_rows
+    from dynctl.planner.drawing import estimate_rows, limit_rows, memory_rows, replica_rows
 
     emit(f"{planned.name}  {clean(planned.model, 60)}  engine {planned.engine_kind}")
     emit(f"verdict  {clean(planned.verdict, 200)}")
@@ -348,9 +348,17 @@ def _draw(plan: Plan, planned: PlannedDeployment) -> None:
         emit("")
         columns = ["PER GPU", "TOTAL", "RESERVE", "WEIGHTS", "ACTIVATIONS", "KV", "KV TOKENS"]
         table(columns, rows, right=columns[1:])
+    if rows := limit_rows(planned):
+        emit("")
+        table(["LIMIT", "VALUE", "HOW"], rows, right=["VALUE"])
     if rows := estimate_rows(planned):
         emit("")
-        table(["EXPECTED", "LOW", "LIKELY", "HIGH", "HOW"], rows, right=["LOW", "LIKELY", "HIGH"])
+        columns = ["EXPECTED", "LOW", "LIKELY", "HIGH"]
+        if len(sources := {row[-1] for row in rows}) == 1:
+            table(columns, [row[:-1] for row in rows], right=columns[1:])
+            emit(f"how      {clean(sources.pop(), 300)}")
+        else:
+            table([*columns, "HOW"], rows, right=columns[1:])
     emit("")
 
 

@@ -11,6 +11,7 @@ from dynctl.cli.output import emit, table
 from dynctl.core.inventory import Inventory
 from dynctl.core.plan import Figure, Plan, PlannedDeployment
 from dynctl.core.text import clean
+from dynctl.core.units import format_seconds
 from dynctl.errors import InventoryError, PlanError, UsageError
 
 if TYPE_CHECKING:
@@ -168,8 +169,6 @@ def draw_stories(stories: "Sequence[Story]") -> None:
         marks = {True: "yes", False: "no", None: "?"}
         for fact in story.facts:
             emit(f"  {marks[fact.speaks_for]:<4}{fact.name}: {clean(fact.text, 200)}")
-        for reason in story.reasons:
-            emit(f"  - {clean(reason, 400)}")
         if story.considered:
             emit("")
             table(
@@ -222,7 +221,7 @@ def _draw_ratio(story: "Story") -> None:
 def _milliseconds(value: float | None) -> str:
     if value is None:
         return "–"
-    return "∞" if value == float("inf") else f"{value:.3g} ms"
+    return "∞" if value == float("inf") else format_seconds(value / 1e3)
 
 
 def draw_traces(traces: Mapping[str, Traced]) -> None:
@@ -342,8 +341,8 @@ def _summary(planned: PlannedDeployment) -> list[str]:
     return [
         layout,
         str(gpus),
-        f"{found.ttft_ms.expected:.3g} ms",
-        f"{found.itl_ms.expected:.3g} ms",
+        _milliseconds(found.ttft_ms.expected),
+        _milliseconds(found.itl_ms.expected),
         _expected(found.goodput_rps),
         _expected(found.out_tokens_s),
     ]

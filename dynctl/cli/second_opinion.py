@@ -174,4 +174,5 @@ def draw(opinions: "Sequence[Opinion]") -> None:
             rows,
             right=["OURS", "BAND", "THEIRS", "GAP"],
         )
-    emit("")
+    if opinions:
+        emit("")

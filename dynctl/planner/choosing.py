@@ -52,6 +52,8 @@ class Considered:
     """The highest rate within the goals; 0: none."""
     outcome: str
     """`chosen`, or why not."""
+    is_split: bool = False
+    """Whether prefill and decode are apart."""
 
 
 @dataclass(slots=True)
@@ -90,7 +92,7 @@ def choose(pricer: Pricer, model: Model, options: Sequence[Option], trail: Trail
     trail.is_cut_short = pricer.is_spent
     _note(trail, pricer, rates, together, apart)
     if not together and not apart:
-        raise refusal(pricer, model, rates)
+        raise refusal(pricer, model, rates, priced)
     trail.gain = apart[0].gain if apart else None
     if apart and (fewest is None or (is_sure(apart[0]) and apart[0].num_gpus < fewest)):
         return [*apart, *together]
@@ -170,7 +172,13 @@ def _splits(
             choice = split(pricer, p, d, cell, min(rivals, default=ceiling))
             if choice is not None:
                 found.append(replace(choice, gain=gain))
-    return sorted(found, key=lambda c: (not is_sure(c), *_preference(c, model, pricer.wish)))
+
+    def order(choice: Choice) -> tuple[object, ...]:
+        # Against aggregated engines only what wins surely counts; without them the fewest GPUs do.
+        must_win = fewest is not None
+        return must_win and not is_sure(choice), *_preference(choice, model, pricer.wish)
+
+    return sorted(found, key=order)
 
 
 def _preference(choice: Choice, model: Model, wish: DeploymentWish) -> tuple[object, ...]:
@@ -268,6 +276,7 @@ def _note(
                 choice.served.itl_p99_s * 1e3,
                 choice.rate_rps,
                 "",
+                choice.is_split,
             )
         )
 
@@ -287,15 +296,13 @@ def settle(trail: Trail, chosen: Choice) -> None:
             outcome = f"needs {each.num_gpus - chosen.num_gpus} GPUs more"
         elif each.num_gpus < chosen.num_gpus:
             outcome = "fewer GPUs, but the gain is within the error of the estimate"
+        elif each.is_split and not chosen.is_split:
+            outcome = "as many GPUs: apart is worth it only where it saves some"
         elif (each.ttft_p99_ms or 0) > chosen.served.ttft_p99_s * 1e3 * 1.001:
             outcome = "as many GPUs, later first tokens"
         else:
             outcome = "as many GPUs, no clear gain"
-        done.append(
-            Considered(
-                each.name, each.num_gpus, each.ttft_p99_ms, each.itl_p99_ms, each.rate_rps, outcome
-            )
-        )
+        done.append(replace(each, outcome=outcome))
     trail.considered = done
 
 

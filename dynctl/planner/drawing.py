@@ -48,6 +48,27 @@ def memory_rows(planned: PlannedDeployment) -> list[list[str]]:
     ]
 
 
+def limit_rows(planned: PlannedDeployment) -> list[list[str]]:
+    """The limits engines are started with, each with how it was got; those of a role carry its name."""
+    shared = (
+        ("max-model-len", planned.max_model_len_tokens),
+        ("max-num-seqs", planned.max_num_seqs),
+        ("gpu-memory-utilization", planned.gpu_memory_utilization),
+        ("block-size", planned.block_size_tokens),
+    )
+    steps = {
+        (pool.role.value, pool.max_num_batched_tokens): None
+        for pool in planned.pools
+        if pool.max_num_batched_tokens is not None
+    }
+    roles = [(f"max-num-batched-tokens, {role}", limit) for role, limit in steps]
+    return [
+        [name, f"{limit.value:g}" if limit.value < 1 else str(int(limit.value)), limit.source]
+        for name, limit in (*roles, *shared)
+        if limit is not None
+    ]
+
+
 def estimate_rows(planned: PlannedDeployment) -> list[list[str]]:
     """TTFT, ITL and throughput with their bands."""
     if planned.estimate is None:

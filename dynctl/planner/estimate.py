@@ -9,26 +9,26 @@ Pure.
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
-from statistics import NormalDist
 from typing import Protocol
 
 from dynctl.core.plan import Estimate, Figure
 from dynctl.core.workload import Slo, Workload
 from dynctl.planner.memory import MAX_BATCHED_TOKENS
-from dynctl.planner.queueing import little, quantile, queue_of
+from dynctl.planner.queueing import Queue, length_samples, little, quantile, queue_of
 
 MAX_UTILIZATION = 0.8
 """Above this a queue grows faster than any estimate of it is good."""
 ETA_TRANSFER = 0.8
 TRANSFER_LATENCY_S = 0.005
 QUANTILES = (0.5, 0.95, 0.99)
-LENGTH_QUANTILES = ((0.25, 0.5), (0.625, 0.25), (0.85, 0.2), (0.97, 0.04), (0.99, 0.01))
-"""Probabilities at which a length distribution is sampled, with the weight of each sample."""
 LEAST_RPS = 1e-3
 """A rate at which nothing waits."""
 _PASSES = 3
 """Of the fixed point between running sequences, what they leave prompts of a step, and what is cached."""
+_ANSWERS_CV2 = 0.3
+"""How lengths of answers vary: the square of their spread over their mean. A guess."""
+_FEW_SEATS = 16
+"""With more of them than this nobody waits for one as long as half are free."""
 _SETTLED = 0.005
 """By how much, as a share, running sequences may still change in the last pass."""
 
@@ -183,7 +183,7 @@ def _prompts(side: Side, work: Workload, hit: float, sequences: float) -> _Promp
     alone = side.engine.decode_s(sequences, context) if sequences else 0.0
     budget = _piece_tokens(side, sequences)
     samples, added, steps = [], 0.0, 0.0
-    for factor, weight in _lengths(work.isl_cv):
+    for factor, weight in length_samples(work.isl_cv):
         new, past = work.isl_tokens * factor * (1 - hit), work.isl_tokens * factor * hit
         piece = min(new, budget)
         num = max(1.0, new / budget)
@@ -200,18 +200,6 @@ def _prompts(side: Side, work: Workload, hit: float, sequences: float) -> _Promp
 def _piece_tokens(side: Side, sequences: float) -> float:
     """What a step has left for prompts."""
     return max(1.0, side.max_num_batched_tokens - sequences / side.engine.batches)
-
-
-@lru_cache(maxsize=64)
-def _lengths(cv: float) -> tuple[tuple[float, float], ...]:
-    """Factors on the mean length with weights, of a log-normal distribution with this coefficient of variation."""
-    if cv <= 0:
-        return ((1.0, 1.0),)
-    sigma = math.sqrt(math.log(1 + cv * cv))
-    normal = NormalDist()
-    raw = [(math.exp(sigma * normal.inv_cdf(q)), w) for q, w in LENGTH_QUANTILES]
-    mean = sum(x * w for x, w in raw)
-    return tuple((x / mean, w) for x, w in raw)
 
 
 def hit_ratio(layout: Layout, work: Workload, sequences: float) -> float:
@@ -257,6 +245,7 @@ def _aggregated(layout: Layout, work: Workload, rate_rps: float) -> Served:
     if rate * serving_s >= 1:
         return _unstable(prompts.mean_s + engine.host_s, step, "prefill")
     queue = queue_of(rate, serving_s, prompts.cv2, 1)
+    seats = _seats(side, rate, prompts.mean_s + step / (1 - busy) * work.osl_tokens)
     fixed = step / 2 + engine.host_s
     new = work.isl_tokens * (1 - hit)
     piece = min(new, _piece_tokens(side, held))
@@ -264,14 +253,14 @@ def _aggregated(layout: Layout, work: Workload, rate_rps: float) -> Served:
     # A token is late when its step carries a piece: that is a share of the steps, of which (1 - busy) / step are made a second.
     share = rate * prompts.num_steps * step / (1 - busy)
     itls = [late if share > 1 - q else step for q in QUANTILES]
-    ttfts = [fixed + quantile(prompts.samples, queue, q) for q in QUANTILES]
+    ttfts = [fixed + quantile(prompts.samples, queue, q) + seats.wait_s(q) for q in QUANTILES]
     return Served(
-        ttft_s=prompts.mean_s + fixed + queue.mean_s,
+        ttft_s=prompts.mean_s + fixed + queue.mean_s + seats.mean_s,
         ttft_p99_s=ttfts[2],
         itl_s=step / (1 - busy),
         itl_p99_s=max(itls[2], step / (1 - busy)),
         is_stable=sequences <= side.max_sequences,
-        limit="" if sequences <= side.max_sequences else "kv cache",
+        limit=_limit(queue, seats, is_stable=sequences <= side.max_sequences),
         ttft_p50_s=ttfts[0],
         ttft_p95_s=ttfts[1],
         itl_p50_s=itls[0],
@@ -308,16 +297,17 @@ def _disaggregated(layout: Layout, work: Workload, rate_rps: float) -> Served:
     sequences = little(life_s, rate, decode.max_sequences)
     step = decode.engine.decode_s(min(sequences, decode.max_sequences), context)
     queue = queue_of(rate_rps, prompts.mean_s, prompts.cv2, servers)
+    seats = _seats(decode, rate, life_s(min(sequences, decode.max_sequences)))
     fixed = moving + step + prefill.engine.host_s
-    ttfts = [fixed + quantile(prompts.samples, queue, q) for q in QUANTILES]
+    ttfts = [fixed + quantile(prompts.samples, queue, q) + seats.wait_s(q) for q in QUANTILES]
     is_stable = sequences <= decode.max_sequences
     return Served(
-        ttft_s=prompts.mean_s + fixed + queue.mean_s,
+        ttft_s=prompts.mean_s + fixed + queue.mean_s + seats.mean_s,
         ttft_p99_s=ttfts[2],
         itl_s=step,
         itl_p99_s=step,
         is_stable=is_stable,
-        limit="" if is_stable else "kv cache",
+        limit=_limit(queue, seats, is_stable=is_stable),
         ttft_p50_s=ttfts[0],
         ttft_p95_s=ttfts[1],
         itl_p50_s=step,
@@ -326,6 +316,19 @@ def _disaggregated(layout: Layout, work: Workload, rate_rps: float) -> Served:
         hit_ratio=hit,
         transfer_s=moving,
     )
+
+
+def _seats(side: Side, rate_rps: float, life_s: float) -> Queue:
+    """Waiting for room in the cache or among the sequences of one replica, of which each request takes its part."""
+    if side.max_sequences > max(_FEW_SEATS, 2 * rate_rps * life_s):
+        return Queue(0.0, 0.0)
+    return queue_of(rate_rps, life_s, _ANSWERS_CV2, max(1, int(side.max_sequences)))
+
+
+def _limit(queue: Queue, seats: Queue, *, is_stable: bool) -> str:
+    """What binds first: room in the cache, where there is too little or more is waited for it than for computing."""
+    waits_for_room = seats.wait_s(QUANTILES[-1]) > queue.wait_s(QUANTILES[-1])
+    return "kv cache" if waits_for_room or not is_stable else ""
 
 
 def _unstable(ttft_s: float, itl_s: float, limit: str) -> Served:

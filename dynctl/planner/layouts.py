@@ -30,7 +30,7 @@ from dynctl.planner.transfer import Fabric, Speed
 
 MAX_SPEEDS = 8
 """Network speeds at which host sets are cut."""
-_MANY = 64
+_MANY = 128
 """So many engines of one role that only the other one binds."""
 MAX_SIZES = 10
 """Options of one GPU kind tried on each side of prefill/decode."""
@@ -353,7 +353,7 @@ def _shrink(
 
 def gpus_per_rps(pricer: Pricer, p: Option, d: Option, cell: Cell) -> tuple[float, float] | None:
     """GPUs that many well matched prefill and decode engines take per request a second; None: they serve nothing."""
-    speed, num = cell.speed.bytes_s, min(_MANY // 8, len(cell.prefill))
+    speed, num = cell.speed.bytes_s, min(_MANY // 4, len(cell.prefill))
     ours = pricer.bears(("p", id(p), num, speed), pricer.apart(p, num, d, _MANY, speed))
     theirs = pricer.bears(("d", id(d), 1, speed), pricer.apart(p, _MANY, d, 1, speed))
     if ours <= 0 or theirs <= 0:

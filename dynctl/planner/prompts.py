@@ -17,10 +17,8 @@ _VOCABULARY = 30_000
 _UNIQUE = 1 << 40
 """Block numbers from here belong to one request alone."""
 MADE_BLOCK_TOKENS = 16
-_GROUPS = 8
-"""Prefixes that a made workload shares; a guess, since the inventory only says how much is shared."""
 _SIGMA = 0.5
-"""Spread of the logarithm of lengths; a guess, since the inventory gives typical lengths."""
+"""Spread of the logarithm of answers' lengths; a guess, since the inventory gives a typical one."""
 
 
 class Prompts:
@@ -60,15 +58,19 @@ class Prompts:
 
 
 def make_trace(work: Workload, num_calls: int, seed: int, *, sigma: float = _SIGMA) -> Trace:
-    """Draw a trace from a workload's numbers: Poisson arrivals, log-normal lengths, shared prefixes of a few groups."""
+    """Draw a trace from a workload's numbers: Poisson arrivals, prompts that vary and share prefixes as it says.
+
+    Answers vary by `sigma`, as nobody's are all alike.
+    """
     rng = random.Random(seed)  # noqa: S311 - a workload, not a secret
     shared = round(work.isl_tokens * work.shared_prefix_ratio / MADE_BLOCK_TOKENS)
+    prompt_sigma = math.sqrt(math.log(1 + work.isl_cv**2))
     at_s = 0.0
     calls = []
     for _ in range(num_calls):
-        isl = _draw(rng, work.isl_tokens, sigma)
+        isl = _draw(rng, work.isl_tokens, prompt_sigma)
         osl = _draw(rng, work.osl_tokens, sigma)
-        group = rng.randrange(_GROUPS)
+        group = rng.randrange(max(1, work.num_prefixes))
         blocks = tuple(group * 1_000_000 + i for i in range(min(shared, isl // MADE_BLOCK_TOKENS)))
         calls.append(Call(at_s, isl, osl, blocks))
         at_s += rng.expovariate(work.rate_rps)

@@ -1,4 +1,4 @@
-"""Waiting for a server, and sequences in flight: M/G/c by Erlang's C, quantiles of its waits, Little's law.
+"""Waiting for a server, and sequences in flight: M/G/c by Erlang's C, quantiles of its waits, Little's law, lengths.
 
 Not here: what a server is (`estimate`).
 Pure.
@@ -7,6 +7,11 @@ Pure.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+
+LENGTH_QUANTILES = ((0.25, 0.5), (0.625, 0.25), (0.85, 0.2), (0.97, 0.04), (0.99, 0.01))
+"""Probabilities at which a length distribution is sampled, with the weight of each sample."""
 
 
 def little(life_s: Callable[[float], float], rate_rps: float, max_sequences: float) -> float:
@@ -42,6 +47,11 @@ class Queue:
         """How long one waits on average."""
         return self.waits * self.tau_s
 
+    def wait_s(self, q: float) -> float:
+        """The quantile of waiting."""
+        tail = 1 - q
+        return self.tau_s * math.log(self.waits / tail) if self.waits > tail else 0.0
+
 
 def queue_of(rate_rps: float, service_s: float, cv2: float, servers: int) -> Queue:
     """Waiting in M/G/c, by Erlang's C and the spread of service times; beyond saturation it has no end."""
@@ -60,8 +70,7 @@ def quantile(samples: Sequence[tuple[float, float]], queue: Queue, q: float) -> 
     if math.isinf(queue.tau_s):
         return math.inf
     if len(samples) == 1:
-        wait = queue.tau_s * math.log(queue.waits / tail) if queue.waits > tail else 0.0
-        return samples[0][0] + max(0.0, wait)
+        return samples[0][0] + queue.wait_s(q)
 
     def beyond(t: float) -> float:
         return sum(
@@ -93,3 +102,15 @@ def _erlang_c(servers: int, load: float) -> float:
         blocking = load * blocking / (k + load * blocking)
     rho = load / servers
     return blocking / (1 - rho + rho * blocking)
+
+
+@lru_cache(maxsize=64)
+def length_samples(cv: float) -> tuple[tuple[float, float], ...]:
+    """Factors on the mean length with weights, of a log-normal distribution with this coefficient of variation."""
+    if cv <= 0:
+        return ((1.0, 1.0),)
+    sigma = math.sqrt(math.log(1 + cv * cv))
+    normal = NormalDist()
+    raw = [(math.exp(sigma * normal.inv_cdf(q)), w) for q, w in LENGTH_QUANTILES]
+    mean = sum(x * w for x, w in raw)
+    return tuple((x / mean, w) for x, w in raw)

@@ -11,21 +11,29 @@ from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
 from dynctl.errors import PlanError
 from dynctl.planner.estimate import LEAST_RPS
-from dynctl.planner.layouts import Pricer, cells, pairs
+from dynctl.planner.layouts import Cell, Pricer, cells, pairs
 from dynctl.planner.options import Option
 
 
-def refusal(pricer: Pricer, model: Model, rates: Sequence[tuple[Option, float]]) -> PlanError:
-    """Name what binds: the rate, or the goal that no size reaches at any rate."""
+def refusal(
+    pricer: Pricer,
+    model: Model,
+    rates: Sequence[tuple[Option, float]],
+    options: Sequence[Option],
+) -> PlanError:
+    """Name what binds: the rate, or the goal that no size reaches at any rate.
+
+    `rates` are of aggregated engines at their best step; prefill and decode engines are made of `options`.
+    """
     wish = pricer.wish
     best: dict[object, float] = {}
     for option, rate in rates:
         best[option.kind] = max(best.get(option.kind, 0.0), rate * len(option.groups))
     together = sum(best.values())
-    apart, num_apart, name = _most_apart(pricer, [o for o, _ in rates])
+    apart, num_apart, name = _most_apart(pricer, model, options)
     if max(together, apart) > 0:
         return _too_much(wish, rates, together, apart, num_apart, name)
-    return _out_of_reach(pricer, model, [o for o, _ in rates])
+    return _out_of_reach(pricer, model, options)
 
 
 def _too_much(
@@ -38,7 +46,7 @@ def _too_much(
 ) -> PlanError:
     wanted = wish.workload.rate_rps
     if apart > together:
-        most, gpus, what = apart, num_apart, f"{name}, prefill and decode apart"
+        most, gpus, what = apart, num_apart, name
     else:
         able = [(o, rate) for o, rate in rates if rate > 0]
         option, rate = max(able, key=lambda each: each[1] * len(each[0].groups))
@@ -60,21 +68,36 @@ def _floor(rate_rps: float) -> str:
     return f"{math.floor(rate_rps * scale) / scale:g}"
 
 
-def _most_apart(pricer: Pricer, options: Sequence[Option]) -> tuple[float, int, str]:
-    """The highest rate a division of all groups of one option serves within the goals, its GPUs and its name."""
+def _most_apart(pricer: Pricer, model: Model, options: Sequence[Option]) -> tuple[float, int, str]:
+    """The highest rate that prefill and decode engines serve apart within the goals, their GPUs and their name."""
     found = (0.0, 0, "")
-    for option in options:
-        for cell in cells(pricer, option, option):
-            count = min(len(cell.prefill), 64)
-            shares = sorted({max(1, count * share // 8) for share in range(1, 8)})
-            for num_p in shares:
-                if num_p >= count or not cell.has(option, num_p, option, count - num_p):
-                    continue
-                layout = pricer.apart(option, num_p, option, count - num_p, cell.speed.bytes_s)
-                rate = pricer.max_rate_rps(layout)
-                if rate > found[0]:
-                    found = rate, count * option.size, f"{count} × {option.name}"
+    for p, d in pairs(options, model):
+        for cell in cells(pricer, p, d):
+            for num_d in _shares(len(cell.decode)):
+                num_p = _room_beside(cell, p, d, num_d)
+                layout = pricer.apart(p, max(1, num_p), d, num_d, cell.speed.bytes_s)
+                if num_p and pricer.meets(layout, max(LEAST_RPS, found[0] * 1.001)):
+                    rate = pricer.max_rate_rps(layout)
+                    name = f"prefill {num_p} × {p.name} + decode {num_d} × {d.name}"
+                    found = rate, num_p * p.size + num_d * d.size, name
     return found
+
+
+def _shares(count: int) -> list[int]:
+    """Eighths of a number of engines, without those that are nothing."""
+    return sorted({max(1, count * share // 8) for share in range(1, 8)}) if count else []
+
+
+def _room_beside(cell: Cell, p: Option, d: Option, num_d: int) -> int:
+    """The most prefill engines that have room beside so many decode engines."""
+    low, high = 0, len(cell.prefill)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if cell.has(p, middle, d, num_d):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _out_of_reach(pricer: Pricer, model: Model, options: Sequence[Option]) -> PlanError:

@@ -91,14 +91,15 @@ def _spec(
 ) -> VirtualEngineSpec:
     tokens = pool.memory.kv_capacity_tokens if pool.memory else 0
     block_tokens = _whole(planned.block_size_tokens, BLOCK_TOKENS)
+    step_tokens = _whole(pool.max_num_batched_tokens, MAX_BATCHED_TOKENS)
     return VirtualEngineSpec(
         replica_id,
         pool.role,
-        step_costs(pace, wish.workload),
+        step_costs(pace, wish.workload, pool.role, step_tokens),
         num_blocks=max(2, tokens // block_tokens + 1),
         block_size=block_tokens,
         max_num_seqs=_whole(planned.max_num_seqs, MAX_NUM_SEQS),
-        max_num_batched_tokens=_whole(pool.max_num_batched_tokens, MAX_BATCHED_TOKENS),
+        max_num_batched_tokens=step_tokens,
         kv_bytes_per_token=pace.kv_bytes_per_token,
     )
 
@@ -107,18 +108,29 @@ def _whole(limit: Sourced | None, default: int) -> int:
     return default if limit is None else int(limit.value)
 
 
-def step_costs(pace: Pace, work: Workload) -> StepCosts:
-    """A pace as the simulated engine's four numbers: straight lines through the workload's own lengths."""
-    new = max(64.0, work.isl_tokens * (1 - work.shared_prefix_ratio))
-    past = work.isl_tokens - min(new, work.isl_tokens)
+def step_costs(pace: Pace, work: Workload, role: Role, step_tokens: int) -> StepCosts:
+    """A pace as the simulated engine's four numbers: straight lines through the workload's own lengths.
+
+    What a prompt's token costs is taken where it is computed: beside running sequences, but in prefill engines.
+    """
     context = work.isl_tokens + work.osl_tokens / 2
-    whole, half = pace.prefill_s(new, past), pace.prefill_s(new / 2, past)
-    per_token = max(0.0, (whole - half) / (new / 2))
     one, many = pace.decode_s(1, context), pace.decode_s(_BATCH, context)
     per_sequence = max(0.0, (many - one) / (_BATCH - 1))
+    beside = 0.0 if role is Role.PREFILL else float(min(_BATCH, step_tokens // 2))
+    new = max(64.0, work.isl_tokens * (1 - work.shared_prefix_ratio))
+    piece = min(new, step_tokens - beside)
+    past = max(0.0, work.isl_tokens - new) + (new - piece) / 2
+    whole = pace.mixed_s(beside, context, piece, past)
+    if beside:
+        per_token = (whole - pace.decode_s(beside, context)) / piece
+    else:
+        per_token = (whole - pace.prefill_s(piece / 2, past)) / (piece / 2)
+    per_token = max(0.0, per_token)
+    # What a step costs whatever is in it, steps beside running sequences take anyway.
+    base_s = 0.0 if beside else max(0.0, whole - per_token * piece)
     return StepCosts(
         prefill_us_per_token=per_token * 1e6,
-        prefill_base_ms=max(0.0, whole - per_token * new) * 1e3,
+        prefill_base_ms=base_s * 1e3,
         decode_ms=max(0.0, one - per_sequence) * 1e3,
         decode_us_per_seq=per_sequence * 1e6,
     )

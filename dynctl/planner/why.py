@@ -181,18 +181,16 @@ def _larger(model: Model | None, card_bytes: int, wish: DeploymentWish) -> Fact:
 
 def _apart(trail: Trail) -> Fact:
     name = "need for prefill and decode apart"
-    if trail.gain is not None:
-        gain = trail.gain
-        return Fact(
-            name,
-            gain.low > 1,
-            f"gain {gain.expected:g}× ({gain.low:g}× to {gain.high:g}×) over aggregated engines",
-        )
-    if trail.chosen is not None and trail.chosen.is_split:
-        return Fact(name, True, "aggregated engines do not reach the goals")
     if trail.chosen is None:
         return Fact(name, None, "not searched: the inventory fixes the pools, or no GPU is used")
-    return Fact(name, False, "no prefill/decode layout reaches the goals here")
+    is_split = trail.chosen.is_split
+    if trail.gain is None:
+        text = "aggregated engines do not reach the goals" if is_split else "no prefill/decode layout reaches the goals here"  # fmt: skip
+        return Fact(name, is_split, text)
+    gain = f"gain {trail.gain.expected:g}× ({trail.gain.low:g}× to {trail.gain.high:g}×) per GPU over aggregated engines"
+    return Fact(
+        name, is_split, gain if is_split else f"{gain}; at this rate it saves no GPU surely"
+    )
 
 
 def _concurrency(wish: DeploymentWish, trail: Trail) -> Fact:

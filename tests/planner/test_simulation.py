@@ -158,20 +158,48 @@ def test_a_plan_on_gpus_becomes_engines_with_its_pace(build):
     assert told.num_failed == 0
 
 
-def test_steps_of_a_pace_cost_what_the_pace_says(build):
-    class Pace:
-        kv_bytes_per_token, is_moe, host_s, stages = 1, False, 0.0, 1
+class SharingPace:
+    """Beside running sequences a prompt's tokens cost half: the weights are read anyway."""
 
-        def prefill_s(self, new_tokens, past_tokens=0.0):
-            return 0.003 + new_tokens * 1e-4
+    kv_bytes_per_token, is_moe, host_s, stages, batches = 1, False, 0.0, 1, 1
 
-        def decode_s(self, sequences, context_tokens):
-            return 0.01 + sequences * 1e-4
+    def prefill_s(self, new_tokens, past_tokens=0.0):
+        return 0.003 + new_tokens * 1e-4
 
-    costs = step_costs(Pace(), Workload(1000, 100))
+    def decode_s(self, sequences, context_tokens):
+        return 0.01 + sequences * 1e-4
 
-    assert costs.duration_s(1000, 1, 0) == pytest.approx(0.103)
-    assert costs.duration_s(0, 0, 10) == pytest.approx(0.011)
+    def mixed_s(self, sequences, context_tokens, new, past):
+        if not sequences:
+            return self.prefill_s(new, past)
+        return self.decode_s(sequences, context_tokens) + new * 5e-5
+
+
+def test_steps_of_a_pace_cost_what_the_pace_says_where_prompts_are_computed():
+    prefill, shared = (
+        step_costs(SharingPace(), Workload(1000, 100), role, 8192)
+        for role in (Role.PREFILL, Role.AGGREGATED)
+    )
+
+    assert prefill.duration_s(1000, 1, 0) == pytest.approx(0.103)
+    assert shared.duration_s(0, 0, 10) == pytest.approx(0.011)
+    assert shared.duration_s(500, 0, 10) == pytest.approx(0.011 + 500 * 5e-5)
+
+
+def test_a_simulated_plan_says_what_its_estimate_says(build):
+    work = Workload(4096, 256, 0.8)
+    wish = build.wish("llama-70b", workload=work, slo=Slo(4000, 50))
+    topology, inventory, models = build.cluster([build.host("a", 8)], wish)
+    plan = make_plan(topology, inventory, models)
+    planned = plan.deployments[0]
+    made = virtual_deployment(planned, wish, models["chat"], topology)
+    setting = SimSetting(sending_s=made.host_s)
+
+    told = simulate(make_trace(work, 400, 1), made.engines, setting, wish.slo)
+
+    assert [pool.role for pool in planned.pools] == [Role.AGGREGATED]
+    assert told.itl_ms.mean == pytest.approx(planned.estimate.itl_ms.expected, rel=0.15)
+    assert told.ttft_ms.mean == pytest.approx(planned.estimate.ttft_ms.expected, rel=0.25)
 
 
 def test_engines_of_unknown_speed_are_not_simulated(build):
