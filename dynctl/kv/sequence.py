@@ -71,8 +71,9 @@ class EventSequence:
     @property
     def is_missing(self) -> bool:
         """Tell whether batches are known to be missing, or the publisher may be another one: what is known is doubtful."""
-        has_gap = self._next is not None and self._next <= self._highest
-        return has_gap or bool(self._held) or self._compare_from is not None
+        if not self._next:
+            return False  # nothing is known yet
+        return self._next <= self._highest or bool(self._held) or self._compare_from is not None
 
     @property
     def last(self) -> int:

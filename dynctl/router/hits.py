@@ -60,10 +60,11 @@ class HitBook:
         """… and of those, cached as engines say."""
 
     def probed(self, tokens: int, cached_tokens: int | None) -> None:
-        """Take a question asked twice: how many tokens had to be cached the second time, and how many were."""
+        """Take a question asked twice: how many tokens had to be cached the second time, and how many were, if the engine says."""
         self.num_probes += 1
-        self.probe_tokens += tokens
-        self.probe_cached_tokens += min(cached_tokens or 0, tokens)
+        if cached_tokens is not None:
+            self.probe_tokens += tokens
+            self.probe_cached_tokens += min(cached_tokens, tokens)
 
     def completed(self, outlook: Outlook, prompt_tokens: int, reported: int | None) -> None:
         """Take a request's end; `reported` is None where the engine does not say, then the prediction stands."""

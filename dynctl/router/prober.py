@@ -88,13 +88,14 @@ class Prober:
         try:
             first = await _complete(route, worker.info.model, text)
             second = await _complete(route, worker.info.model, text)
-        except (UpstreamError, msgspec.MsgspecError) as error:
+            if first is not None and second is not None:
+                self._judge(worker, text, size, (first, second))
+        except UpstreamError as error:
             log.debug("engine %s did not answer a probe: %s", clean(worker.id), clean(str(error)))
-            return
+        except Exception:  # looking at an engine must not end the watch over all
+            log.exception("the probe of engine %s failed", clean(worker.id))
         finally:
             booking.release()
-        if first is not None and second is not None:
-            self._judge(worker, text, size, (first, second))
 
     def _judge(self, worker: Worker, text: str, size: int, usages: tuple[Usage, Usage]) -> None:
         desk, now_s = self._desk, self._desk.loop.time()
