@@ -137,7 +137,8 @@ class Unit:
             before, event, time.monotonic(), cause=cause, draw=draw, policy=policy
         )
         if before.state is not self.life.state:
-            why = f": {cause.text}" if cause and before.state is not EngineState.DRAINING else ""
+            is_news = cause is not None and before.state is not EngineState.DRAINING
+            why = f": {self.life.last_error}" if is_news else ""
             _log.info("%s %s -> %s%s", self.id, before.state, self.life.state, why)
         if action is not None:
             self._do(action)
