@@ -193,8 +193,6 @@ def _list() -> None:
 
 
 def _print(query: Query, priced: Priced, output: Output) -> None:
-    from dynctl.planner.pricing import summary_rows
-
     if output is Output.JSON:
         answer = {
             "schema": "dynctl.estimate/1",
@@ -214,12 +212,25 @@ def _print(query: Query, priced: Priced, output: Output) -> None:
             answer["reason"] = priced.reason
         emit_json(answer)
     elif priced.feasible:
-        rows = [
-            [name, f"{f.low:g}", f"{f.expected:g}", f"{f.high:g}", f.source]
-            for name, f in summary_rows(priced)
-        ]
-        table(["FIGURE", "LOW", "LIKELY", "HIGH", "HOW"], rows, right=["LOW", "LIKELY", "HIGH"])
+        _tell(priced)
     if not priced.feasible:
         raise DynctlError(
             priced.reason, "more GPUs, smaller weights, or shorter requests", code=ExitCode.REFUSED
         )
+
+
+def _tell(priced: Priced) -> None:
+    """A table of the figures; where they come from stands below, since many share it."""
+    from dynctl.planner.pricing import summary_rows
+
+    found = summary_rows(priced)
+    sources = list(dict.fromkeys(figure.source for _, figure in found))
+    rows = [
+        [name, f"{f.low:g}", f"{f.expected:g}", f"{f.high:g}", str(sources.index(f.source) + 1)]
+        for name, f in found
+    ]
+    table(["FIGURE", "LOW", "LIKELY", "HIGH", "HOW"], rows, right=["LOW", "LIKELY", "HIGH"])
+    for number, source in enumerate(sources, 1):
+        emit(f"{number}  {source}")
+    if priced.note:
+        emit(f"note: {priced.note}")

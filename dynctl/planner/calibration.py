@@ -156,17 +156,17 @@ class Calibration:
         low, high = min(low for low, _ in ends), max(high for _, high in ends)
         return low / (1 + model.margin), high * (1 + model.margin)
 
-    def source(self, engine: str, generation: str, gpu: str = "") -> str:
-        """A sentence on where the set for this engine and GPU comes from."""
-        own = self.origins.get(f"{engine}/{gpu}")
+    def source(self, engine: str, spec: GpuSpec, model: Model) -> str:
+        """A sentence on where the set for this engine, GPU and model comes from."""
+        own = self.origins.get(f"{engine}/{spec.name}")
         if own is not None:
-            return f"calibrated for {engine} on {gpu}: {own}"
-        known = f"{engine}/{generation}" in self.factors
-        how = (
-            f"fitted for {engine} on {generation}"
-            if known
-            else f"not fitted for {engine} on {generation}"
-        )
+            return f"calibrated for {engine} on {spec.name}: {own}"
+        _, place, known, _ = levels(engine, spec.generation, model)
+        where = f"{engine} on {spec.generation}"
+        if place not in self.factors:
+            how = f"not fitted for {where}"
+        else:
+            how = f"fitted for {where}, {'this model included' if known in self.factors else 'this model not'}"
         return f"roofline {how}: {self.origin}, {self.date}"
 
 

@@ -27,7 +27,7 @@ class GpuSpec:
     """What `topo -m` shows between two cards of an all-to-all board, as NV#."""
     origin: str = ""
     generation: str = ""
-    """`volta`, `turing`, `ampere`, `ada`, `hopper` or `blackwell`: engines bring other kernels to each."""
+    """`volta`, `turing`, `ampere`, `ada`, `hopper`, `blackwell` or `blackwell-rtx`: engines bring other kernels to each."""
     fp4_flops: float | None = None
     """None: no 4-bit units; 4-bit weights are computed in 8 or 16 bit."""
 
@@ -47,7 +47,8 @@ _PCIE_GB_S = {3: 16, 4: 32, 5: 64, 6: 128}
 _Row = tuple[str, float, float | None, float, float, float, int, int, str]
 _FP4_TFLOPS = {"b200-sxm": 9000, "b300-sxm": 13500, "gb200": 10000, "gb300": 15000, "rtx-5090": 1676, "rtx-pro-6000": 1871}  # fmt: skip
 _GENERATIONS = (
-    ("blackwell", ("b200", "b300", "gb200", "gb300", "rtx-5090", "rtx-pro-6000")),
+    ("blackwell", ("b200", "b300", "gb200", "gb300")),
+    ("blackwell-rtx", ("rtx-5090", "rtx-pro-6000")),
     ("hopper", ("h100", "h200", "h20", "gh200")),
     ("ada", ("l40", "l4", "rtx-4090", "rtx-6000-ada")),
     ("ampere", ("a100", "a6000", "a40", "a30", "a10", "rtx-3090")),

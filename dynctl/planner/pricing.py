@@ -78,6 +78,8 @@ class Priced:
 
     feasible: bool
     reason: str = ""
+    note: str = ""
+    """What to know of a feasible one; empty: nothing."""
     ttft_ms: Figure | None = None
     tpot_ms: Figure | None = None
     out_tok_s_per_gpu: Figure | None = None
@@ -106,7 +108,16 @@ def price_engine(query: Query) -> Priced:
         reason = f"{_short(query, memory, needed)}; {_nearest(query, needed)}"
         return Priced(False, reason, memory=memory)
     priced = _looped if query.concurrency is not None else _arriving
-    return priced(query, engine_of(query), memory)
+    return replace(priced(query, engine_of(query), memory), note=_note(query.model, needed))
+
+
+def _note(model: Model, needed: int) -> str:
+    if not 0 < model.max_len_tokens < needed:
+        return ""
+    return (
+        f"requests of {needed} tokens are longer than the {model.max_len_tokens} the model is published with: "
+        "engines refuse them unless its positions are stretched"
+    )
 
 
 def engine_of(query: Query) -> Engine:

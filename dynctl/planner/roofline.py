@@ -287,7 +287,7 @@ class Engine:
         """Where the constants come from."""
         if self.constants is not None:
             return "roofline with given constants"
-        return shipped().source(self.kind, self.spec.generation, self.spec.name)
+        return shipped().source(self.kind, self.spec, self.model)
 
     def band(self, figure: str) -> tuple[float, float]:
         """Factors to the ends of the 90 % band: of what was fitted with this model, or of what was left out."""

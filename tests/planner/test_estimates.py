@@ -187,6 +187,23 @@ def test_who_knows_less_promises_no_more(figure, known, unknown):
     assert shipped().band(f"{figure}-flood", known, "trtllm", spec_named("h100-sxm")) == bands[2]
 
 
+def test_sources_say_what_was_fitted():
+    def source(model, gpu):
+        return price_engine(query(model, gpu)).tpot_ms.source
+
+    assert "this model included" in source("llama-3.1-8b", "h100-sxm")
+    assert "this model not" in source("gemma-2-9b", "h100-sxm")
+    assert "not fitted for vllm on ampere" in source("llama-3.1-8b", "a100-sxm-80")
+
+
+def test_requests_beyond_the_published_context_are_noted(capsys):
+    found = price_engine(query("gemma-2-9b", workload=Workload(16_000, 100)))
+
+    assert found.feasible
+    assert "8192" in found.note
+    assert not price_engine(query("gemma-2-9b", workload=Workload(8_000, 100))).note
+
+
 def test_a_lucky_band_of_the_unknown_is_held_to_that_of_the_known():
     narrow = {f"tpot/dense/{regime}": (0.99, 1.01) for regime in REGIMES}
     lucky = replace(shipped(), bands=narrow | {"tpot/dense/fitted": (0.7, 1.4)})
@@ -263,7 +280,7 @@ def test_kept_factors_come_back_and_are_cited():
     again = with_own(shipped(), kept)
 
     assert again.constants("vllm", spec) != shipped().constants("vllm", spec)
-    assert "3 results" in again.source("vllm", "hopper", "h100-sxm")
+    assert "3 results" in again.source("vllm", spec, model)
     other = spec_named("h200-sxm")
     assert again.constants("vllm", other) == shipped().constants("vllm", other)
 
