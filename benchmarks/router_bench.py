@@ -28,7 +28,8 @@ BARE = Contender("bare", "bare")
 KV = Contender("dynctl kv", "dynctl", "kv")
 RULE_OFF = Contender("dynctl rule off", "dynctl", "kv", ("--set", "short_request_chars=0"))
 WORKERS = Contender("dynctl 2 workers", "dynctl", "kv", ("--workers", "2"))
-OWN = (KV, RULE_OFF, Contender("dynctl round_robin", "dynctl", "round_robin"), WORKERS)
+RELAYED = Contender("dynctl relayed, TLS", "relayed", "kv")
+OWN = (KV, RULE_OFF, Contender("dynctl round_robin", "dynctl", "round_robin"), WORKERS, RELAYED)
 
 ROUND_ROBIN = tuple(Contender(f"{name} round_robin", name, "round_robin") for name in rivals.RIVALS)
 EVENT_DRIVEN = (
@@ -104,18 +105,18 @@ def micro(stand_of, contenders, options, report):
     least = {"short": {}, "stream": {}}
     with stand.engines(), ExitStack() as stack:
         routers = start_all(stack, stand, contenders((BARE, *OWN, *ROUND_ROBIN, *PLACING)))
-        rss = {one.name: rss_mb(up.pid) for one, up in routers.items()}
+        rss = {one.name: rss_mb(*up.pids) for one, up in routers.items()}
         figures = {}
         for test, extra in (("short", ()), ("stream", ("--chunks", 64))):
             for _ in range(options.rounds):
                 for one, up in routers.items():
-                    before_s = cpu_s(up.pid)
+                    before_s = cpu_s(*up.pids)
                     times = ("--seconds", options.seconds, "--warmup", 0.2)
                     result = load(
                         *(test, "--port", up.port, "--concurrency", 32, "--ignore-eos"),
                         *(*times, *extra),
                     )
-                    used_ms = (cpu_s(up.pid) - before_s) * 1e3
+                    used_ms = (cpu_s(*up.pids) - before_s) * 1e3
                     if result["errors"]:
                         print(f"{one.name}: {result['errors']} errors in {test}")
                     rate = used_ms / max(1, result["total"])
@@ -128,7 +129,7 @@ def micro(stand_of, contenders, options, report):
                 values = figures[test, one.name]
                 least[test][one.name] = min(values)
                 row += f"{min(values):11.4f} ({statistics.median(values):.3f})"
-            print(f"{row}{rss[one.name]:10.1f}{rss_mb(up.pid):7.1f}")
+            print(f"{row}{rss[one.name]:10.1f}{rss_mb(*up.pids):7.1f}")
     short, stream = least["short"], least["stream"]
     report_micro(report, short, stream, rss)
 
@@ -144,6 +145,11 @@ def report_micro(report, short, stream, rss):
     if RULE_OFF.name in short:
         best = best_of(short, EVENT_DRIVEN)
         report.at_most("CPU ms / short, rule off", short[RULE_OFF.name], 0.8, best)
+    if RELAYED.name in short:
+        own = short[RELAYED.name]
+        report.fixed("relay and router, CPU ms / short", own, "≤ 0.15", own <= 0.15)
+        own = stream[RELAYED.name]
+        report.fixed("relay and router, CPU ms / stream", own, "≤ 0.6", own <= 0.6)
     if KV.name in short and WORKERS.name in short:
         one, two = short[KV.name], short[WORKERS.name]
         report.fixed("2 workers / 1, CPU per short", two / one, "≤ 1.1", two <= 1.1 * one)
@@ -200,7 +206,7 @@ def big_vocabulary(stand_of, contenders, options, report):
         big.save(str(saved))
         try:
             with stand.router(KV) as up:
-                own = rss_mb(up.pid)
+                own = rss_mb(*up.pids)
         finally:
             saved.write_bytes(before)
     report.fixed("RSS at rest, MB, 150,000 words", own, "", None)
@@ -267,7 +273,7 @@ def one_trace(up, seed, shape):
     up.stats("?reset=1&clear=1")
     time.sleep(1.0)
     up.stats("?reset=1")
-    before_s = cpu_s(up.pid)
+    before_s = cpu_s(*up.pids)
     result = load("trace", "--port", up.port, "--seed", seed, *shape)
     stats = up.stats()
     requests = [one["requests"] for one in stats]
@@ -277,7 +283,7 @@ def one_trace(up, seed, shape):
         "max/mean": max(requests) / (sum(requests) / len(requests)),
         "ttft_ms": result["ttft_mean_ms"],
         "p99_ms": result["ttft_p99_ms"],
-        "cpu_ms": (cpu_s(up.pid) - before_s) / result["n"] * 1e3,
+        "cpu_ms": (cpu_s(*up.pids) - before_s) / result["n"] * 1e3,
         "errors": result["errors"],
     }
     return {name: round(value, 4) for name, value in row.items()}
@@ -342,7 +348,7 @@ def main():
     )
     options = parser.parse_args()
     wanted = options.only.split("|") if options.only else None
-    present = {"dynctl", "bare", *rivals.install(options.rivals)}
+    present = {"dynctl", "relayed", "bare", *rivals.install(options.rivals)}
 
     def contenders(those):
         chosen = [

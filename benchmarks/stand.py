@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import relayed
 import rivals
 
 HERE = Path(__file__).parent
@@ -83,18 +84,18 @@ def tree(pid):
     return found
 
 
-def cpu_s(pid):
-    """User and system time of a process tree."""
+def cpu_s(*pids):
+    """User and system time of process trees."""
     ticks = 0
-    for one in tree(pid):
+    for one in [one for pid in pids for one in tree(pid)]:
         fields = Path(f"/proc/{one}/stat").read_text().rsplit(")", 1)[1].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks / CLOCK_HZ
 
 
-def rss_mb(pid):
+def rss_mb(*pids):
     total = 0
-    for one in tree(pid):
+    for one in [one for pid in pids for one in tree(pid)]:
         status = Path(f"/proc/{one}/status").read_text()
         total += int(re.search(r"VmRSS:\s+(\d+)", status)[1])
     return total / 1024
@@ -143,7 +144,7 @@ class Contender:
 
     name: str
     kind: str
-    """`dynctl`, `bare`, or a rival's name."""
+    """`dynctl`, `relayed` (behind a relay), `bare`, or a rival's name."""
     policy: str = ""
     flags: tuple[str, ...] = ()
 
@@ -153,7 +154,8 @@ class Up:
     """A router that serves."""
 
     port: int
-    pid: int
+    pids: tuple[int, ...]
+    """Of the router; with a relay, of both."""
     engine_ports: tuple[int, ...]
     """Where its engines tell what they have counted."""
 
@@ -187,8 +189,13 @@ class Stand:
         """Start a router and wait until it serves."""
         with ExitStack() as stack:
             port = free_run(2)
-            engine_ports, env = self.engine_ports, {}
-            if contender.kind == "dynamo":
+            engine_ports, env, more_pids = self.engine_ports, {}, ()
+            if contender.kind == "relayed":
+                relay_pid, relay_port = self._relay(stack)
+                more_pids = (relay_pid,)
+                place = (self.folder, port, relay_port)
+                command = relayed.router_command(*place, contender.policy, self.model)
+            elif contender.kind == "dynamo":
                 env = {"DYN_FILE_KV": tempfile.mkdtemp(dir=self.folder), "DYN_LOG": "warn"}
                 engine_ports = self._dynamo_workers(stack, env)
                 command = rivals.dynamo_frontend(self.rivals_folder, contender.policy, port)
@@ -198,7 +205,7 @@ class Stand:
             pid = stack.enter_context(running(command, log, env))
             try:
                 wait_up(port)
-                up = Up(port, pid, engine_ports)
+                up = Up(port, (pid, *more_pids), engine_ports)
                 if contender.kind == "dynamo":
                     self._wait_for_workers(up)
             except OSError:
@@ -220,6 +227,16 @@ class Stand:
             events = f"kv-events=tcp://127.0.0.1:{kv_port}"
             command += ["--engine", f"http://127.0.0.1:{engine_port},{events}"]
         return [*command, "--policy", contender.policy, "--tokenizer", self.model, *contender.flags]
+
+    def _relay(self, stack):
+        [port] = free_ports(1)
+        relayed.certificates(self.folder)
+        # A path of its own: those of Unix sockets are short.
+        agent_socket = f"{stack.enter_context(tempfile.TemporaryDirectory(dir='/tmp'))}/agent"
+        told = relayed.agent_told(agent_socket, self.engine_ports, self.kv_ports)
+        stack.enter_context(told)
+        command = relayed.relay_command(self.folder, port, agent_socket)
+        return stack.enter_context(running(command, f"{self.folder}/relay.log")), port
 
     def _dynamo_workers(self, stack, env):
         first = free_run(NUM_ENGINES)

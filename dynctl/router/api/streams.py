@@ -120,6 +120,7 @@ class StreamFollower:
         "_num_learned",
         "_plain",
         "_splitter",
+        "_teacher",
         "broken",
         "is_done",
         "num_token_events",
@@ -131,6 +132,8 @@ class StreamFollower:
         self._hides_usage = hides_usage
         self._has_finish = False
         self._plain: _Plain | None = None
+        self._teacher: tuple[bytes, _Chunk] | None = None
+        """The last event and what it said, while no shape is known."""
         self._num_learned = 0
         self.num_token_events = 0
         """Events so far that carried text, reasoning or tool calls."""
@@ -146,7 +149,9 @@ class StreamFollower:
             return self._feed_plain(data)
         out = b""
         for _ in range(_MAX_LEARNED):
-            # Event by event, until one teaches the shape of those behind it.
+            # Event by event, until one teaches the shape of those behind it: only now, for the first is waited for.
+            if self._teacher is not None:
+                self._plain, self._teacher = _learn(*self._teacher), None
             end = data.find(b"\n\n") + 2
             if end < 2 or end == len(data) or self._plain is not None:
                 break
@@ -226,9 +231,9 @@ class StreamFollower:
                 self.num_token_events += 1
         if chunk.usage is not None:
             self.usage = chunk.usage
-        elif self._num_learned < _MAX_LEARNED:
+        elif self._plain is None and self._num_learned < _MAX_LEARNED:
             self._num_learned += 1
-            self._plain = _learn(event, chunk) or self._plain
+            self._teacher = (event, chunk)
         if not self._hides_usage:
             return event
         if chunk.usage is None:
