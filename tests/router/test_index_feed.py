@@ -25,6 +25,7 @@ from dynctl.router.metrics import Metrics
 from dynctl.router.placement import Order, Placement
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.prompt import Hashers, Prompt
+from dynctl.router.sources import direct
 from dynctl.router.sources.fleet import Fleet
 from dynctl.router.sources.relay import RelaySource
 from dynctl.router.sources.route import Route
@@ -363,3 +364,32 @@ def test_o8_the_same_prefix_for_everyone_never_fills_one_engine_beside_an_idle_o
         running[engine].append((free_s[engine] + rng.uniform(1.0, 3.0), placed.main))
     assert longest_s <= 5.0
     assert all(running.values())
+
+
+def test_k15_events_nobody_understands_end_a_source_for_a_while_and_never_the_router(
+    run, short_dir, monkeypatch
+):
+    monkeypatch.setattr(direct, "_RETRY_EVENTS_S", 0.5)
+
+    async def main():
+        rng = random.Random(15)
+        sim = Sim("e0", short_dir)
+        async with routed_sims(sim) as bench:
+            prompt = prompt_of(rng, bench.text.words, 160)
+            said = await generate(bench, prompt, 2)
+            assert said == sim.engine.chain.continuation(prompt, 2)
+            await until(lambda: bench.desk.index.num_blocks("e0") == 10)
+            for number in range(30):
+                frames = [b"", (100 + number).to_bytes(8, "big"), b"\xc1" * 1000]
+                sim.engine.publisher._pub.send_multipart(frames)
+            await until(lambda: bench.desk.index.num_blocks("e0") == 0)
+            await until(lambda: bench.desk.index.doubts == {"e0": 0.0})
+            assert await generate(bench, prompt, 2) == said
+            assert newest(bench)["overlap_tokens"] == 0
+            # Read anew, its replay tells all there was.
+            await until(lambda: bench.desk.index.num_blocks("e0") == 10)
+            await until(lambda: not bench.desk.index.doubts)
+            assert await generate(bench, prompt, 2) == said
+            assert newest(bench)["overlap_tokens"] == newest(bench)["cached_tokens"] == 144
+
+    run(main)
