@@ -13,7 +13,7 @@ $(VENV)/.installed: pyproject.toml requirements/dev.txt
 	$(PYTHON) -c 'import sys; sys.exit("dynctl needs Python 3.11 or newer; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --config-settings editable_mode=compat -e .
 	$(BIN)/python scripts/fetch_wheels
 	touch $@
 
