@@ -4,7 +4,7 @@ Not here: reading files, opening sockets. Unknown keys are refused, so that a mi
 Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import msgspec
@@ -225,6 +225,7 @@ def check_config(config: RouterConfig) -> RouterConfig:
     ids = [engine.id for engine in config.engines]
     if len(set(ids)) != len(ids):
         raise UsageError(f"two engines share an id: {', '.join(sorted(ids))}")
+    _refuse_shared_places(config.engines)
     for engine in config.engines:
         if engine.role not in ROLES:
             raise UsageError(
@@ -233,6 +234,20 @@ def check_config(config: RouterConfig) -> RouterConfig:
     if config.relays and config.tls is None:
         raise UsageError("relays are reached over mutual TLS, and there is no tls section")
     return config
+
+
+def _refuse_shared_places(engines: Sequence[EngineTarget]) -> None:
+    """Refuse two engines at one place: what one of them says would count for both (K12)."""
+    for what in ("url", "kv_events", "kv_replay"):
+        names: dict[str, str] = {}
+        for engine in engines:
+            place = getattr(engine, what)
+            other = names.setdefault(place, engine.id) if place else engine.id
+            if other != engine.id:
+                raise UsageError(
+                    f"engines {other} and {engine.id} share {what.replace('_', '-')} {place}",
+                    "each engine has addresses of its own",
+                )
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True):

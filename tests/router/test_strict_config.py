@@ -48,3 +48,24 @@ def test_connections_to_relays_are_kept_longer_than_those_to_engines():
     assert limits(2.0).idle_timeout_s == 4.0
     assert limits(2.0, is_relay=True).idle_timeout_s == 30.0
     assert limits(2.0, is_relay=True).connect_timeout_s == 2.0
+
+
+@pytest.mark.parametrize("what", ["url", "kv_events", "kv_replay", "id"])
+def test_two_engines_at_one_place_are_refused_by_both_names(what):
+    """Row K12: what one of them says would count for both."""
+    one = {
+        "id": "e0",
+        "url": "http://127.0.0.1:1",
+        "kv_events": "tcp://a:1",
+        "kv_replay": "tcp://a:2",
+    }
+    other = {
+        "id": "e1",
+        "url": "http://127.0.0.1:2",
+        "kv_events": "tcp://b:1",
+        "kv_replay": "tcp://b:2",
+    }
+    assert parse_config(json.dumps(SOUND | {"engines": [one, other]}).encode())
+    other[what] = one[what]
+    with pytest.raises(UsageError, match="e0"):
+        parse_config(json.dumps(SOUND | {"engines": [one, other]}).encode())
