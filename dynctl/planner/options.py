@@ -74,6 +74,10 @@ class Misfit:
 
     text: str
     missing_bytes: int
+    saved_bytes: int = 0
+    """What weights of 8 instead of 16 bits would save on each GPU."""
+    held_tokens: int = 0
+    """How long a request may be for it to fit."""
 
 
 def needed_tokens(wish: DeploymentWish) -> int:
@@ -98,7 +102,10 @@ def check_wishes(wish: DeploymentWish) -> None:
     }
     for key, value in values.items():
         if value is not None and not (math.isfinite(value) and 0 < value <= 1e12):
-            raise PlanError(f"deployment {wish.name}: {key} is {value}", "write a positive number")
+            raise PlanError(
+                f"deployment {wish.name}: {key} is {value:g}",
+                "write a positive number of at most 1e12, or leave the key out for no goal",
+            )
     if not 0 <= work.shared_prefix_ratio <= 1:
         raise PlanError(
             f"deployment {wish.name}: workload.shared_prefix_ratio is {work.shared_prefix_ratio}",
@@ -307,7 +314,9 @@ def misfit(
         f"{parallelism_text(parallelism)} on {kind.name} needs {format_bytes(needs)} per GPU, it has "
         f"{format_bytes(found.total_bytes)}: {format_bytes(missing)} short"
     )
-    return Misfit(text, missing)
+    inner = found.weight_bytes - model.embedding_weight_bytes // parallelism.tp
+    saved = inner // 2 if model.dtype_bytes >= 2 else 0
+    return Misfit(text, missing, saved, found.kv_capacity_tokens)
 
 
 def refuse_fit(
@@ -334,22 +343,27 @@ def refuse_fit(
         None,
     )
     change = (
-        f"{fitting} GPUs of 80 GiB in one host would do"
+        f"{_gpus(fitting)} of 80 GiB in one host would do"
         if fitting
         else "it needs several hosts per engine, which up cannot start yet"
     )
     if spanning:
         change += f"; {spanning}"
-    if model.dtype_bytes >= 2:
-        change += ", so may fp8 weights"
+    if any(each.missing_bytes <= each.saved_bytes for each in misfits):
+        change += ", so would fp8 weights"
+    held = max(each.held_tokens for each in misfits)
+    if held:
+        key = "limits.max_model_len_tokens" if wish.limits.max_model_len_tokens else "requests"
+        change += f"; or {key} of at most {held} tokens"
     return PlanError(
         f"deployment {wish.name}: {model.name} ({format_bytes(model.weight_bytes)} of weights) fits no layout; "
         f"nearest: {nearest.text}",
-        change
-        + (
-            "; or a smaller limits.max_model_len_tokens" if wish.limits.max_model_len_tokens else ""
-        ),
+        change,
     )
+
+
+def _gpus(count: int) -> str:
+    return "one GPU" if count == 1 else f"{count} GPUs"
 
 
 def engines_of(wish: DeploymentWish, option: Option, count: int) -> Side:

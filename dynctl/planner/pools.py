@@ -7,7 +7,7 @@ Pure.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dynctl.core.hardware import Host
+from dynctl.core.hardware import GpuState, Host
 from dynctl.core.inventory import DeploymentWish, HostEntry, PoolWish
 from dynctl.core.model import Model
 from dynctl.core.plan import Parallelism, Pool, Role
@@ -74,9 +74,12 @@ def gpu_hosts(wish: DeploymentWish, allocation: Allocation) -> tuple[Host, ...]:
     if allocation.num_free(hosts) == 0:
         reasons = left_out(hosts)
         why = "; ".join(reasons) if reasons else "other deployments of this plan take all"
+        states = {gpu.state for host in hosts for gpu in host.gpus}
         raise PlanError(
             f"deployment {wish.name}: no GPU is free: {why}",
-            "free some (dynctl discover shows who holds them), or plan fewer replicas elsewhere",
+            "describe them anew: dynctl discover, or all that dynctl discover --script prints, says how they are"
+            if states == {GpuState.UNKNOWN}
+            else "free some (dynctl discover shows who holds them), or plan fewer replicas elsewhere",
         )
     return hosts
 

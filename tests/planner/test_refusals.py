@@ -200,3 +200,41 @@ def test_external_servers_need_urls_one_per_replica(build):
         "a",
         plan.deployments[0].router.host_name,
     ]
+
+
+def test_fp8_weights_are_named_only_where_they_would_fit(build):
+    tiny = refused(build.cluster([build.host("a", 2, "4090")], build.wish("llama-70b")))
+    near = refused(build.cluster([build.host("a", 1, "h200")], build.wish("llama-70b")))
+
+    assert "fp8" not in tiny.hint
+    assert near.hint.endswith("so would fp8 weights")
+
+
+def test_a_request_too_long_for_the_cache_is_told_how_long_it_may_be(build):
+    long = Workload(90_000, 100, 1.0)
+    hosts = [build.host("a", 1, "l40s")]
+    error = refused(build.cluster(hosts, build.wish("qwen3-32b-fp8", workload=long)))
+    most = int(error.hint.rpartition("requests of at most ")[2].split()[0])
+
+    fits = build.wish("qwen3-32b-fp8", workload=Workload(most - 100, 100, 0.01))
+    assert make_plan(*build.cluster(hosts, fits)).deployments[0].pools
+
+
+def test_gpus_of_which_nothing_is_known_are_to_be_described_anew(build):
+    states = {0: GpuState.UNKNOWN, 1: GpuState.UNKNOWN}
+    error = refused(build.cluster([build.host("a", 2, states=states)], build.wish()))
+
+    assert error.hint.startswith("describe them anew: dynctl discover")
+
+
+def test_what_is_most_with_prefill_and_decode_apart_can_be_had(build):
+    slo = Slo(3000, 40)
+    hosts = [build.host("a", 8)]
+    error = refused(
+        build.cluster(hosts, build.wish("llama-70b", workload=Workload(4096, 512, 20.0), slo=slo))
+    )
+    rate = float(error.hint.partition("workload.rate_rps ")[2].split(",")[0])
+    work = Workload(4096, 512, rate)
+
+    assert "prefill 2 × tp2" in error.message
+    assert make_plan(*build.cluster(hosts, build.wish("llama-70b", workload=work, slo=slo)))
