@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 NAMES = ("cpu", "numa", "gpu_numa")
+_UNSURE = (*NAMES, "")
+"""Columns that no row has values for: all of them stay unknown."""
 EMPTY = ""
 """A cell that is there and holds nothing: the CPU set has no core near the GPU."""
 _LIST = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*\Z")
@@ -29,7 +31,7 @@ Tail = tuple[str | None, ...]
 
 def whole_names(names: Sequence[str], tails: Sequence[str]) -> list[str]:
     """Complete the names of a header that was cut: most rows have a value for each column."""
-    counts = Counter(len(tail.split()) for tail in tails)
+    counts = Counter(len(_words(tail)) for tail in tails)
     num_values = min(len(NAMES), counts.most_common(1)[0][0]) if counts else 0
     is_cut = bool(names) and tuple(names) == NAMES[: len(names)] and num_values > len(names)
     return [*NAMES[:num_values]] if is_cut else [*names]
@@ -37,13 +39,13 @@ def whole_names(names: Sequence[str], tails: Sequence[str]) -> list[str]:
 
 def names_of(tails: Sequence[str]) -> list[str]:
     """Name the columns without a header, when every row has the same number of values and no other reading fits."""
-    values = [tail.split() for tail in tails]
+    values = [_words(tail) for tail in tails]
     counts = {len(row) for row in values}
-    if counts == {2} and all(is_list(row[1]) or (is_list(row[0]) and re.search("[-,]", row[0])) for row in values):  # fmt: skip
+    if counts == {2} and all(is_list(row[1]) or not _pairs(row[0]) for row in values):
         return [*NAMES[:2]]
     if counts == {1} and all(re.search("[-,]", row[0]) for row in values):
         return [*NAMES[:1]]
-    return [*NAMES]
+    return [*NAMES] if len(NAMES) in counts else [*_UNSURE]
 
 
 def by_tabs(parts: Sequence[str], names: Sequence[str]) -> Tail:
@@ -61,12 +63,38 @@ def by_tabs(parts: Sequence[str], names: Sequence[str]) -> Tail:
 
 def by_words(text: str, names: Sequence[str], *, is_late: bool) -> Tail:
     """Read words; `is_late`: the first one stands too far right to be of the first column, which is empty then."""
-    words = re.sub(r",\s+(?=\d)", ",", text).split()
+    words = _words(text)
     if any(_SHAPES["numa"].match(word) for word in words[len(names) :]):
         return _unknown(names)  # a list was cut in two
     words = words[: len(names)]
-    is_short = is_late and len(words) == len(names) - 1
-    return _checked([EMPTY, *words] if is_short else words, names)
+    if words and len(words) == len(names) - 1:
+        words = [EMPTY, *words] if is_late else _taken_apart(words)
+    return _checked(words, names)
+
+
+def _words(text: str) -> list[str]:
+    """The values of a text; `N/A` is seen where it ran into a number, and a list with spaces in it is one value."""
+    return re.sub(r"(?<=\d)N/A", " N/A", re.sub(r",\s+(?=\d)", ",", text)).split()
+
+
+def _taken_apart(words: Sequence[str]) -> list[str]:
+    """CPUs and a node that ran together, when only one place leaves ranges that rise: `56-111,168-2231` before `N/A`."""
+    if list(words[1:]) != ["N/A"] or len(pairs := _pairs(words[0])) != 1:
+        return [*words]
+    return [*pairs[0], "N/A"]
+
+
+def _pairs(word: str) -> list[tuple[str, str]]:
+    """Every way to read a word as a list of CPUs and a node behind it."""
+    match = re.match(r"(.*?)(\d{1,5})-(\d{2,9})\Z", word)
+    if match is None:
+        return []
+    before, first, digits = match.groups()
+    return [
+        (f"{before}{first}-{digits[:i]}", digits[i:])
+        for i in range(1, len(digits))
+        if int(digits[:i]) > int(first) and str(int(digits[i:])) == digits[i:]
+    ]
 
 
 def is_late(at: int, last_cell_at: int, tail_at: int, last_label_at: int) -> bool:

@@ -95,9 +95,7 @@ def _labels(text: str) -> list[str]:
     return columns
 
 
-_TAIL = re.compile(
-    r"(CPU\s*Affinity)?\s*(NUMA\s*(?:Affinity)?)?\s*(GPU\s*NUMA\s*(?:ID)?)?\s*\W*\Z"
-)
+_TAIL = re.compile(r"(CPU\s*Affinity)?\s*(NUMA\s*(?:Affinity)?)?\s*(GPU\s*NUMA\s*(?:ID)?)?\s*\W*\Z")
 
 
 def _tail_names(text: str) -> list[str]:
@@ -193,5 +191,7 @@ def nic_legend(text: str) -> dict[str, str]:
 
 
 def _legend_entries(text: str) -> Iterator[tuple[str, str]]:
-    for match in re.finditer(r"\b(NIC\d{1,3})\s*:\s*([A-Za-z][\w.-]{1,60})", text):
-        yield match[1], match[2]
+    """What stands alone behind a label and has a number, as devices do: a header that ran into a legend is no name."""
+    for match in re.finditer(r"\b(NIC\d{1,3})[ \t]*:[ \t]*([A-Za-z][\w.-]{1,60})[ \t]*(?=\Z|\n|NIC\d{1,3}[ \t]*:)", text):  # fmt: skip
+        if re.search(r"\d", match[2]) and not _NUMBERED.fullmatch(match[2]):
+            yield match[1], match[2]

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))  # fmt: skip
-_ESCAPE = r"(?:\x1b|\^\[|\\u001[bB]|\\x1[bB]|\\033|\\e|\u2190|\u241b)"
+_ESCAPE = r"(?:\x1b|\^\[|\\u001[bB]|\\x1[bB]|\\033|\\e|\u2190|\u241b|\ufffd)"
 _STYLE = re.compile(
     rf"{_ESCAPE}\[[0-9;?]{{0,20}}[A-Za-z]|\x1b\][^\x07\x1b\n]{{0,200}}(?:\x07|\x1b\\)|\x1b[()][0-9A-B]"
     r"|\[\d{0,2}(?:;\d{1,3}){0,4}m|\[K(?=\s|\Z)"

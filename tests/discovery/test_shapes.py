@@ -317,3 +317,43 @@ def test_cards_joined_by_bridges_use_twelve_links_by_design():
 
     assert "nvlink-inactive" not in codes(read(text))
     assert "nvlink-inactive" in codes(read(text.replace("H100 NVL", "H100 80GB HBM3")))
+
+
+RUN_TOGETHER = """
+        GPU0    GPU1    NIC0    CPU Affinity    NUMA Affinity   GPU NUMA ID
+GPU0     X      NV18    PIX     0-55,112-167 0N/A
+GPU1    NV18     X      SYS     56-111,168-2231               N/A
+"""
+
+
+@pytest.mark.parametrize("text", [RUN_TOGETHER, RUN_TOGETHER.strip().partition("\n")[2]])
+def test_affinities_that_ran_together_are_taken_apart_where_one_reading_fits(text):
+    gpus = read(text)["gpus"]
+
+    assert [(g["cpu_affinity"], g["numa_node"]) for g in gpus] == [
+        ("0-55,112-167", 0),
+        ("56-111,168-223", 1),
+    ]
+
+
+def test_affinities_that_can_be_taken_apart_in_two_ways_are_unknown():
+    """`0-310` may be 0-31 and 0, or 0-3 and 10."""
+    host = read(RUN_TOGETHER.replace("0-55,112-167 0N/A", "0-310        N/A"))
+
+    assert (host["gpus"][0]["cpu_affinity"], host["gpus"][0]["numa_node"]) == (None, None)
+    assert "topology-damaged" in codes(host)
+
+
+def test_a_header_that_ran_into_the_legend_names_no_device():
+    legend = "\n  NIC0:         NIC41   CPU Affinity\n  NIC1: MA ID\n  NIC2: mlx5_2\n"
+    text = "\tGPU0\tNIC0\tNIC1\tNIC2\tCPU Affinity\nGPU0\t X \tPIX\tPXB\tSYS\t0-7\n" + legend
+
+    assert read(text)["gpu_nic_links"]["nics"] == ["NIC0", "NIC1", "mlx5_2"]
+
+
+def test_an_escape_that_became_a_replacement_character_is_no_part_of_the_header():
+    text = "\ufffd[4mGPU0 NIC0 CPU Affinity NUMA Affinity GPU NUMA ID\ufffd[0m\nGPU0 X PIX 16-31 1 N/A\nNIC0 PIX X\n"
+
+    (gpu,) = read(text)["gpus"]
+
+    assert (gpu["numa_node"], gpu["nearest_nics"]) == (1, ["NIC0"])
