@@ -62,6 +62,19 @@ class SshDifference:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheFinding:
+    """What a router says keeps hits away on one engine."""
+
+    host_name: str
+    """Where the router runs."""
+    router: str
+    engine: str
+    cause: str
+    text: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """Facts about a cluster, its plan and what runs; None and absent keys mean not known."""
 
@@ -74,6 +87,8 @@ class Evidence:
     """Status by host of the agents that answered; None: nobody was asked."""
     silent_agents: Mapping[str, str] = field(default_factory=dict)
     """Reachable hosts whose agent does not answer, with the cause."""
+    cache_findings: tuple[CacheFinding, ...] = ()
+    """Of all routers that answered."""
     bundles: Mapping[str, str] = field(default_factory=dict)
     """Digest of the bundle this dynctl would put on a host."""
     roots: Mapping[str, str] = field(default_factory=dict)

@@ -5,19 +5,20 @@ Not here: judging (`checks`), showing (`doctor`).
 
 import asyncio
 import contextlib
+import json
 import os
 import pwd
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 from dynctl.agents.protocol import AgentStatus
 from dynctl.checks.advisories import CLIENT_FLOORS
-from dynctl.checks.evidence import Evidence, LocalFile, SshDifference
+from dynctl.checks.evidence import CacheFinding, Evidence, LocalFile, SshDifference
 from dynctl.checks.ports import is_loopback_address
 from dynctl.cli.linktest import read_book
 from dynctl.cli.plan import plan_path
@@ -80,6 +81,7 @@ async def gather(inventory: Inventory, names: Sequence[str], fleet: Fleet) -> Ev
         audits={n: a for n, a in audits.items() if isinstance(a, HostAudit)},
         agents=agents[0],
         silent_agents=agents[1],
+        cache_findings=agents[2],
         bundles=_bundles(topology),
         roots=roots,
         identities={name: fleet.remote(name).identity for name in reached},
@@ -175,10 +177,11 @@ def _reaches(plan: Plan | None, host_name: str, reached: Sequence[str]) -> tuple
 
 async def _ask_agents(
     inventory: Inventory, fleet: Fleet, names: Sequence[str]
-) -> tuple[dict[str, AgentStatus] | None, dict[str, str]]:
-    """Statuses by host, and why the others gave none; None when there is no agent anywhere."""
+) -> tuple[dict[str, AgentStatus] | None, dict[str, str], tuple[CacheFinding, ...]]:
+    """Statuses by host (None when there is no agent anywhere), why the others gave none, and what routers find."""
     statuses: dict[str, AgentStatus] = {}
     silent: dict[str, str] = {}
+    findings: list[CacheFinding] = []
     async with reach_agents(inventory, fleet, names) as clients:
         for name, client in clients.items():
             if isinstance(client, DynctlError):
@@ -189,7 +192,18 @@ async def _ask_agents(
                 statuses[name] = await client.status()
             except DynctlError as error:
                 silent[name] = error.message
-    return (statuses or None), silent
+                continue
+            for unit in statuses[name].units:
+                if unit.kind == "router":
+                    with contextlib.suppress(DynctlError):  # one that starts has nothing to say yet
+                        told = await client.ask_router(unit.id, "/findings")
+                        findings += _cache_findings(name, unit.id, told)
+    return (statuses or None), silent, tuple(findings)
+
+
+def _cache_findings(host_name: str, router: str, told: bytes) -> Iterator[CacheFinding]:
+    for one in json.loads(told):
+        yield CacheFinding(host_name, router, one["engine"], one["cause"], one["text"], one["hint"])
 
 
 def _bundles(topology: Topology) -> dict[str, str]:

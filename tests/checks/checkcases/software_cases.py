@@ -19,6 +19,7 @@ from checkcases.build import (
 )
 from checkcases.world import Case, World, says
 
+from dynctl.checks.evidence import CacheFinding
 from dynctl.core.audit import HostAudit, ModelFiles, NixlLoad
 from dynctl.core.deployment import EngineState
 from dynctl.core.machine import EngineSoftware
@@ -80,9 +81,12 @@ def env(*pairs, args=()):
     return planned(wishes=(wish(env=pairs, args=args),))
 
 
-def agents(*units, on="a", silent=None, **change):
+def agents(*units, on="a", silent=None, cache_findings=(), **change):
     return planned(
-        agents={on: status(*units, **change)}, silent_agents=silent or {}, bundles={"a": "b1"}
+        agents={on: status(*units, **change)},
+        silent_agents=silent or {},
+        cache_findings=cache_findings,
+        bundles={"a": "b1"},
     )
 
 
@@ -98,6 +102,11 @@ SOCKET = {f"{ROOT}/agent.socket-path": "/run/agent.sock"}
 RUNS = {"/proc/999/environ": "DYNCTL_INCARNATION=abc123\0"}
 BUNDLE = "HOME=/root\0PYTHONPATH=/root/.dynctl/lab/bundles/{}\0"
 LOG = {f"{ROOT}/logs/chat-prefill-0.log": "CUDA out of memory\n"}
+NEVER_HIT = CacheFinding(
+    *("a", "chat-router", "chat-0", "topic"),
+    *("its KV events have a topic nobody subscribes to", "give the same topic on both sides"),
+)
+FOUND = '[{"engine":"chat-0","cause":"topic","text":"t","hint":"h"}]'
 CURL = '{{"version":"0.1.0","degraded":[{}]}}'
 
 
@@ -268,6 +277,15 @@ CASES = (
         World({"curl": says(CURL.format(""))}, SOCKET),
         "warning",
         "disk full",
+    ),
+    Case(
+        "kv-hits-missing",
+        agents(cache_findings=(NEVER_HIT,)),
+        agents(),
+        World({"curl": says(FOUND)}, SOCKET),
+        World({"curl": says("[]")}, SOCKET),
+        "warning",
+        "a topic nobody",
     ),
     Case(
         "agent-outdated",
