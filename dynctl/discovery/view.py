@@ -142,7 +142,9 @@ def _gpu(gpu: Gpu, nearest: Sequence[str]) -> dict[str, Any]:
         "memory_bytes": gpu.memory_bytes or None,
         "memory_used_bytes": gpu.memory_used_bytes,
         "pci_bus_id": gpu.pci_bus_id,
-        "numa_node": gpu.numa_node,
+        # What the driver says, as it says it: a list of nodes is no node.
+        "numa_node": gpu.numa_affinity if _is_list(gpu.numa_affinity) else gpu.numa_node,
+        "cpu_numa_node": gpu.numa_node,
         "numa_affinity": gpu.numa_affinity,
         "cpu_affinity": gpu.cpu_affinity,
         "nearest_nics": list(nearest),
@@ -154,6 +156,10 @@ def _gpu(gpu: Gpu, nearest: Sequence[str]) -> dict[str, Any]:
         "health": asdict(gpu.health),
         "processes": [asdict(process) for process in gpu.processes],
     }
+
+
+def _is_list(affinity: str | None) -> bool:
+    return affinity is not None and not affinity.isdecimal()
 
 
 def _nic(nic: Nic) -> dict[str, Any]:

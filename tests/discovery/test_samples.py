@@ -158,10 +158,9 @@ def nic_nearest(host, expected):
 def numa_node(host, expected):
     for gpu in host["gpus"]:
         wanted = expected["numa_node"][f"GPU{gpu['index']}"]
-        told = gpu["numa_affinity"] if gpu["numa_affinity"] is not None else gpu["numa_node"]
-        assert str(told) == str(wanted)
-        if isinstance(wanted, int):
-            assert gpu["numa_node"] == wanted
+        assert gpu["numa_node"] == wanted
+        if "cpu_numa_node" in expected:
+            assert gpu["cpu_numa_node"] == expected["cpu_numa_node"][f"GPU{gpu['index']}"]
 
 
 def cpu_affinity(host, expected):
