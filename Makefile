@@ -9,11 +9,12 @@ install demo $(VENV)/.installed: export DYNCTL_CACHE ?= $(CURDIR)/.cache
 
 install: $(VENV)/.installed
 
+# Without Python warnings: setuptools has a long one about editable installs, which are meant here.
 $(VENV)/.installed: pyproject.toml requirements/dev.txt
 	$(PYTHON) -c 'import sys; sys.exit("dynctl needs Python 3.11 or newer; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --config-settings editable_mode=compat -e .
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	$(BIN)/python scripts/fetch_wheels
 	touch $@
 

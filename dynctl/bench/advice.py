@@ -51,8 +51,9 @@ def _on_hits(report: Report) -> Iterator[str]:
     got, ideal = report.kv.cached_ratio, report.kv.ideal_ratio
     if got is not None and ideal is not None and ideal - got > HIT_SHORTFALL:
         yield (
-            f"KV hit rate is {got:.0%} where {ideal:.0%} is possible: check that the router's policy is kv, and "
-            "whether KV use in `dynctl top` is near 100% (then blocks are evicted)"
+            f"KV hit rate is {got:.0%}, and one cache of everything would give {ideal:.0%}: check that the router's "
+            "policy is kv, and whether KV use in `dynctl top` is near 100% (then blocks are evicted); prefill engines "
+            "never hold what decode engines wrote, so with such pools a part of it is out of reach"
         )
 
 
