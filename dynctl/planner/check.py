@@ -324,6 +324,8 @@ def _told_what_was_edited(planned: PlannedDeployment, wish: DeploymentWish) -> P
 CHOSEN = (
     "gain of",
     "prompts in pieces",
+    "prefill and decode differ",
+    "prefill and decode may not fit",
     "do not disaggregate",
     "prefill and decode apart",
     "KV of a prompt",

@@ -19,7 +19,7 @@ from dynctl.planner.layouts import Choice, Part, Pricer
 from dynctl.planner.limits import batched_tokens, room_of
 from dynctl.planner.memory import legal_tp, sheet
 from dynctl.planner.options import Option, for_decoding
-from dynctl.planner.pairing import RULE, leaning
+from dynctl.planner.pairing import RULE, leaning, pair_fault
 from dynctl.planner.placement import (
     Allocation,
     GpuKind,
@@ -110,6 +110,7 @@ def searched_pools(draft: Draft, ground: Ground, hosts: Sequence[Host]) -> None:
         choice = _first_that_fits(draft, ground, choose(pricer, model, options, trail))
         settle(trail, choice)
         draft.reasons += why_chosen(wish, model, trail, ground.fabric)
+        draft.reasons += _about_pairs(draft)
         draft.reasons += better_elsewhere(pricer, model, options, trail, hosts)
         used = {group.host.name for groups in draft.groups.values() for group in groups}
         draft.reasons += about_domains(hosts, used)
@@ -192,9 +193,30 @@ def explicit_pools(draft: Draft, ground: Ground, hosts: Sequence[Host]) -> None:
     draft.reasons.append("pools as the inventory asks for them")
     for number, pool in enumerate(draft.wish.pools):
         _explicit_pool(draft, number, pool, ground, hosts)
-    sizes_of = {pool.role: pool.parallelism.tp for pool in draft.pools}
-    if len({sizes_of.get(Role.PREFILL), sizes_of.get(Role.DECODE)} - {None}) > 1:
-        draft.reasons.append(f"prefill and decode differ in tp: {RULE}")
+    draft.reasons += _about_pairs(draft)
+
+
+def _about_pairs(draft: Draft) -> list[str]:
+    """Whether prefill and decode pools of different shapes may hand over to each other, and by which rule."""
+    shapes = {
+        role: {
+            (kind_of(group.gpus[0]), pool.parallelism)
+            for pool, group in zip(
+                (p for p in draft.pools if p.role is role for _ in p.replicas),
+                draft.groups.get(role, ()),
+                strict=True,
+            )
+        }
+        for role in (Role.PREFILL, Role.DECODE)
+    }
+    pairs = sorted(((p, d) for p in shapes[Role.PREFILL] for d in shapes[Role.DECODE]), key=str)
+    if draft.model is not None:
+        for (one, p), (other, d) in pairs:
+            if fault := pair_fault(draft.model, one, p, other, d):
+                return [f"prefill and decode may not fit: {fault} (vLLM NixlConnector matrix)"]
+    if any(p.tp != d.tp for (_, p), (_, d) in pairs):
+        return [f"prefill and decode differ in tp: {RULE}"]
+    return []
 
 
 def _explicit_pool(

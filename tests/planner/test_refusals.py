@@ -238,3 +238,21 @@ def test_what_is_most_with_prefill_and_decode_apart_can_be_had(build):
 
     assert "prefill 2 × tp2" in error.message
     assert make_plan(*build.cluster(hosts, build.wish("llama-70b", workload=work, slo=slo)))
+
+
+def test_pools_of_different_shapes_say_the_rule_or_what_speaks_against_it(build):
+    def told(p, d):
+        pools = (
+            PoolWish(Role.PREFILL, 1, Parallelism(p)),
+            PoolWish(Role.DECODE, 1, Parallelism(d)),
+        )
+        wish = build.wish("qwen3-235b-fp8", pools=pools)
+        plan = make_plan(*build.cluster([build.host("a", 16, "h200")], wish))
+        return [r for r in plan.deployments[0].reasons if r.startswith("prefill and decode")]
+
+    assert told(4, 4) == []
+    assert told(4, 8)[0].startswith("prefill and decode differ in tp: the connector takes")
+    # 4 KV heads: each of 8 prefill ranks holds a copy that 4 decode ranks do not.
+    assert told(8, 4) == [
+        "prefill and decode may not fit: prefill tp 8 copies KV heads that decode tp 4 does not (vLLM NixlConnector matrix)"
+    ]
