@@ -7,8 +7,6 @@ IO: none of its own; a call reaches its connection.
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
-
 from dynctl.errors import DynctlError
 from dynctl.http1.message import Header
 
@@ -63,25 +61,44 @@ class _Nobody:
 _NOBODY = _Nobody()
 
 
-class Call(msgspec.Struct, eq=False):
+class Call:
     """One request under way."""
 
-    _pool: "Upstream"
-    _head: bytes
-    _body: bytes
-    sink: ResponseSink
-    _is_safe: bool
-    _connection: "Connection | None" = None
-    _task: asyncio.Task[None] | None = None
-    _is_over: bool = False
-    heard_tick: int = 0
-    """The pool's sweep during which the origin was last heard."""
-    has_sent: bool = False
-    """Bytes of the request were given to a connection: the origin may have seen it."""
-    has_received: bool = False
-    was_reused: bool = False
-    """The connection had served another call before."""
-    is_paused: bool = False
+    __slots__ = (
+        "_body",
+        "_connection",
+        "_head",
+        "_is_over",
+        "_is_safe",
+        "_pool",
+        "_task",
+        "has_received",
+        "has_sent",
+        "heard_tick",
+        "is_paused",
+        "sink",
+        "was_reused",
+    )
+
+    def __init__(
+        self, pool: "Upstream", head: bytes, body: bytes, sink: ResponseSink, is_safe: bool
+    ) -> None:
+        self._pool = pool
+        self._head = head
+        self._body = body
+        self._is_safe = is_safe
+        self._connection: Connection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_over = False
+        self.heard_tick = 0
+        """The pool's sweep during which the origin was last heard."""
+        self.sink = sink
+        self.has_sent = False
+        """Bytes of the request were given to a connection: the origin may have seen it."""
+        self.has_received = False
+        self.was_reused = False
+        """The connection had served another call before."""
+        self.is_paused = False
 
     def cancel(self) -> None:
         """Close the connection so that the origin sees it; no callback comes afterwards."""

@@ -7,8 +7,6 @@ IO: sockets (through the connection).
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from dynctl.http1.message import Header, Request, field_lines, status_line
 
 if TYPE_CHECKING:
@@ -18,24 +16,40 @@ _MAX_JOINED_BYTES = 64 * 1024
 """Bodies up to this size are joined with their head into one write."""
 
 
-class Exchange(msgspec.Struct, eq=False):
+class Exchange:
     """One request and the answer being given; calls after the client left do nothing."""
 
-    _connection: "ServerConnection"
-    request: Request
-    must_close: bool
-    """The connection ends with this answer."""
-    is_started: bool = False
-    is_finished: bool = False
-    is_gone: bool = False
-    """The client left before the answer was complete."""
-    on_gone: Callable[[], None] | None = None
-    on_pause: Callable[[], None] | None = None
-    """The client reads too slowly: stop producing until `on_resume`."""
-    on_resume: Callable[[], None] | None = None
-    _held: bytes = b""
-    _is_chunked: bool = False
-    _missing_bytes: int | None = None
+    __slots__ = (
+        "_connection",
+        "_held",
+        "_is_chunked",
+        "_missing_bytes",
+        "is_finished",
+        "is_gone",
+        "is_started",
+        "must_close",
+        "on_gone",
+        "on_pause",
+        "on_resume",
+        "request",
+    )
+
+    def __init__(self, connection: "ServerConnection", request: Request) -> None:
+        self._connection = connection
+        self._held = b""
+        self._is_chunked = False
+        self._missing_bytes: int | None = None
+        self.request = request
+        self.must_close = not request.can_keep_alive
+        """The connection ends with this answer."""
+        self.is_started = False
+        self.is_finished = False
+        self.is_gone = False
+        """The client left before the answer was complete."""
+        self.on_gone: Callable[[], None] | None = None
+        self.on_pause: Callable[[], None] | None = None
+        """The client reads too slowly: stop producing until `on_resume`."""
+        self.on_resume: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         state = (

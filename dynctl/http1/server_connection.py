@@ -335,7 +335,7 @@ class ServerConnection(asyncio.Protocol):
     def _dispatch(self, request: Request) -> None:
         self._phase = _BUSY
         self.deadline_s = math.inf
-        exchange = self._exchange = Exchange(self, request, not request.can_keep_alive)
+        exchange = self._exchange = Exchange(self, request)
         self._num_served += 1
         server = self.server
         server.num_requests += 1

@@ -147,8 +147,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-@dataclass(frozen=True, slots=True)
-class Tokenized:
+class Tokenized(msgspec.Struct, frozen=True):
     """What is known of a prompt's tokens."""
 
     ids: Sequence[int] | None
