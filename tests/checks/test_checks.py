@@ -213,3 +213,22 @@ def test_a_limit_of_user_units_is_lifted_where_they_get_it_from(tmp_path):
     written = tmp_path / "etc/systemd/system/user@.service.d/dynctl-limitmemlock.conf"
     assert (status, said) == (0, "daemon-reload\n")
     assert written.read_text() == "[Service]\nLimitMEMLOCK=infinity\n"
+
+
+def codes_of(text):
+    topology, _ = read_captures([Capture("a.txt", text.encode())])
+    return {f.code for f in examine(from_captures(topology, None), CHECKS).findings}
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (" \tGPU0\tGPU1\t\n GPU0\tX\tNS\t\n GPU1\tNS\tX\t\n", "p2p-off"),
+        ("Failed to initialize NVML: Driver/library version mismatch\n", "driver-mismatch"),
+        ("CA 'mlx5_0'\n\tCA type: MT4123\n\tPort 1:\n\t\tState: Active\n\t\tPhysical state: LinkUp\n\t\tRate: 100\n\t\tLink layer: InfiniBand\n", "port-slow"),
+        ("CA 'mlx5_0'\n\tPort 1:\n\t\tState: Down\n\t\tPhysical state: Polling\n\t\tRate: 10\n\t\tLink layer: InfiniBand\n", "port-down"),
+        ("hca_id:\tmlx5_0\n\t\tport:\t1\n\t\t\tstate:\t\tPORT_ACTIVE (4)\n\t\t\tactive_mtu:\t1024 (3)\n\t\t\tlink_layer:\tEthernet\n", "rdma-mtu-small"),
+    ],
+)  # fmt: skip
+def test_captures_alone_fire_what_they_show(text, code):
+    assert codes_of(text) == {code}

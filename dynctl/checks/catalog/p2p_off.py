@@ -36,7 +36,8 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _refused(host: Host) -> list[tuple[int, int, str]]:
-    matrix = dict(host.p2p).get("read", ())
+    squares = dict(host.p2p)
+    matrix = squares.get("read") or squares.get("status") or ()
     return [
         (a, b, cell)
         for a, row in enumerate(matrix)

@@ -8,6 +8,11 @@ from dynctl.checks.ports import waits_for_manager
 from dynctl.checks.shell import quote, root_line
 
 CODE = "port-down"
+_CURES = {
+    "polling": "it hears nothing: check cable, transceiver and the switch port",
+    "disabled": "it is switched off: switch it on, in its network device or in the firmware",
+    "sleep": "it sleeps: a cable is missing, or the switch saves power",
+}
 
 
 def _judge(evidence: Evidence) -> Iterator[Finding]:
@@ -31,8 +36,13 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
                     f"{nic.kind} port {port}, state {nic.state}",
                     *(["planned for KV transfer"] if nic.name in planned else []),
                 ),
-                "polling: check cable and switch port; disabled: switch it on; or leave it out of the plan",
-                root_line(host, "ip", "link", "set", nic.netdev, "up") if nic.netdev else None,
+                _CURES.get(
+                    nic.physical or "", "check cable, switch port and whether it is switched on"
+                )
+                + "; or leave it out of the plan",
+                root_line(host, "ip", "link", "set", nic.netdev, "up")
+                if nic.netdev and nic.physical == "disabled"
+                else None,
                 verify=f"grep -v ACTIVE /sys/class/infiniband/{quote(nic.name)}/ports/{port}/state",
                 verify_on=host.name,
             )

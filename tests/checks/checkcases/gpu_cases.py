@@ -226,6 +226,17 @@ CASES = (
         "red",
     ),
     Case(
+        "gpu-sensor",
+        sick(1, bad_readings=("fan",)),
+        sick(1, bad_readings=()),
+        *section(
+            "    Fan Speed                             : Unknown Error",
+            "    Fan Speed                             : 30 %",
+        ),
+        "warning",
+        "fan",
+    ),
+    Case(
         "gpu-throttled",
         sick(
             throttle_reasons=("hw_thermal_slowdown",),

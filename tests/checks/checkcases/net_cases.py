@@ -96,6 +96,15 @@ CASES = (
         "polling",
     ),
     Case(
+        "rdma-mtu-small",
+        with_nic(kind="roce", mtu_bytes=1024, netdev="ens1np0"),
+        with_nic(kind="roce", mtu_bytes=4096, netdev="ens1np0"),
+        World({"ibv_devinfo": says("\t\t\tactive_mtu:\t\t1024 (3)")}),
+        World({"ibv_devinfo": says("\t\t\tactive_mtu:\t\t4096 (5)")}),
+        "warning",
+        "ens1np0",
+    ),
+    Case(
         "port-init",
         with_nic(state="down", physical="linkup", rate_bits_s=None),
         GOOD,
