@@ -10,14 +10,17 @@ from dynctl.cli.estimate import EngineName, KvDtype, find_gpu, kv_bytes
 from dynctl.cli.output import emit, say
 from dynctl.errors import DynctlError, ExitCode
 from dynctl.planner.calibrating import Run
+from dynctl.planner.calibration import Calibration
+from dynctl.planner.pricing import Query
 
 MAX_RESULT_BYTES = 64 * 1024**2
 
 
-def command(  # noqa: PLR0917 - an option each
+def command(
+    *,
     results: Annotated[
-        list[Path], typer.Argument(help="result.json files of dynctl bench, of one engine.")
-    ],
+        list[Path] | None, typer.Argument(help="result.json files of dynctl bench, of one engine.")
+    ] = None,
     model: Annotated[
         str, typer.Option("--model", help="A directory, config.json or shipped name.")
     ],
@@ -38,38 +41,96 @@ def command(  # noqa: PLR0917 - an option each
             "--kv-dtype", help="How the KV cache is stored; auto: as the checkpoint declares."
         ),
     ] = KvDtype.AUTO,
+    kv_capacity: Annotated[
+        int | None,
+        typer.Option(
+            "--kv-capacity",
+            min=1,
+            help="Tokens of KV cache the engine logged or dynctl status shows.",
+        ),
+    ] = None,
+    utilization: Annotated[
+        float, typer.Option("--utilization", min=0.05, max=1, help="Share of memory it was given.")
+    ] = 0.9,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and tell; keep nothing.")] = False,
 ) -> None:
-    """Fit the estimate's constants to bench results of this engine and GPU; later plans cite them.
+    """Fit the estimate's constants to bench results of this engine and GPU, or its memory to the cache it reports.
 
     Four factors are fitted: memory, arithmetic, floors and host. Runs with 1 user and with many say most. What is
-    found is kept in .dynctl/calibration.json.
+    found is kept in .dynctl/calibration.json; later plans cite it.
 
     Example: dynctl calibrate c1/result.json c64/result.json --model llama-3.1-8b --gpu h100-sxm
     """
-    from dynctl.core.plan import Parallelism
+    from dynctl.core.plan import Parallelism, Role
+    from dynctl.core.workload import Workload
     from dynctl.files import write_atomic
-    from dynctl.planner.calibrating import calibrate, joined
     from dynctl.planner.calibration import OWN_PATH, own_text, shipped
     from dynctl.planner.checkpoint import open_model
 
-    spec = find_gpu(gpu)
-    runs = [_run(path, replicas) for path in results]
-    shape = open_model(model, kv_bytes(kv_dtype))
-    known = shipped()
-    found = calibrate(runs, shape, spec, Parallelism(tp, pp, dp, ep), engine.value, known)
+    if not results and kv_capacity is None:
+        raise DynctlError(
+            "give result.json files of dynctl bench, or --kv-capacity", code=ExitCode.USAGE
+        )
+    query = Query(
+        open_model(model, kv_bytes(kv_dtype)),
+        find_gpu(gpu),
+        Parallelism(tp, pp, dp, ep),
+        Role.AGGREGATED,
+        Workload(),
+        engine=engine.value,
+        utilization=utilization,
+    )
+    found = shipped()
+    if results:
+        found = _timed(found, query, [_run(path, replicas) for path in results])
+    if kv_capacity is not None:
+        found = _weighed(found, query, kv_capacity)
+    if dry_run:
+        return
+    OWN_PATH.parent.mkdir(exist_ok=True)
+    write_atomic(OWN_PATH, own_text(found).encode(), 0o644)
+    say(f"kept as {OWN_PATH}; next: dynctl plan")
+
+
+def _timed(known: Calibration, query: Query, runs: list[Run]) -> Calibration:
+    """Fit constants to runs, and tell how much nearer they come."""
+    from dynctl.planner.calibrating import calibrate, joined
+
+    found = calibrate(runs, query.model, query.spec, query.parallelism, query.engine, known)
     emit("  ".join(f"{name} ×{factor:.3g}" for name, factor in found.by_group.items()))
     emit(
         f"median error of TPOT {100 * found.tpot_before:.1f} % → {100 * found.tpot_after:.1f} %, "
         f"of TTFT {100 * found.ttft_before:.1f} % → {100 * found.ttft_after:.1f} %"
     )
-    if dry_run:
-        return
-    origin = f"{len(runs)} bench results of {shape.name}: {', '.join(run.origin for run in runs)}"
-    key = f"{engine.value}/{spec.name}"
-    OWN_PATH.parent.mkdir(exist_ok=True)
-    write_atomic(OWN_PATH, own_text(joined(known, key, found, origin)).encode(), 0o644)
-    say(f"kept as {OWN_PATH}; next: dynctl plan")
+    names = ", ".join(run.origin for run in runs)
+    origin = f"{len(runs)} bench results of {query.model.name}: {names}"
+    return joined(known, f"{query.engine}/{query.spec.name}", found, origin)
+
+
+def _weighed(known: Calibration, query: Query, tokens: int) -> Calibration:
+    """Correct the memory sheet by the KV cache an engine reports."""
+    from dataclasses import replace
+
+    from dynctl.core.units import format_bytes
+    from dynctl.planner.memory import Beside, extra_bytes, sheet
+    from dynctl.planner.pricing import room_of
+
+    room = replace(room_of(query), context_tokens=0, beside=None)
+    extra = extra_bytes(query.model, query.parallelism, room, tokens)
+    modelled = sheet(query.model, query.parallelism, room).kv_capacity_tokens
+    emit(
+        f"KV cache {modelled} tokens modelled, {tokens} reported: {format_bytes(abs(extra))} "
+        f"{'more' if extra > 0 else 'less'} beside weights and KV on each GPU"
+    )
+    if not abs(extra) < room.total_bytes // 4:
+        raise DynctlError(
+            "the engine's KV cache differs by more than a quarter of the GPU: model, sizes or --utilization are not its own",
+            "give what the engine was started with",
+            code=ExitCode.USAGE,
+        )
+    origin = f"the {tokens} tokens an engine of {query.model.name} reported"
+    beside = Beside(room.total_bytes, extra, origin)
+    return replace(known, beside={**known.beside, f"{query.engine}/{query.spec.name}": beside})
 
 
 def _run(path: Path, replicas: int) -> Run:

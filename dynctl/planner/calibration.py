@@ -10,7 +10,7 @@ Pure: its data file is part of the code.
 import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -18,6 +18,7 @@ from pathlib import Path
 from dynctl.core.model import Model
 from dynctl.core.text import clean
 from dynctl.errors import PlanError
+from dynctl.planner.memory import Beside
 from dynctl.planner.peaks import GpuSpec
 
 
@@ -93,6 +94,8 @@ WIDTHS: Mapping[str, float] = {"bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
 """Bytes of one weight in the formats that GPUs multiply in: of these a wider one is never faster."""
 REGIMES = ("fitted", "unfitted", "foreign")
 """How much is known of a setting, from most to least: each has a band of its own."""
+SAME_SIZE = 0.02
+"""GPUs whose memory differs by less are of one kind: drivers and error correction take different parts of it."""
 NVFP4_SHARE = 0.57
 """Bytes of a 4-bit weight with its scale over those of an 8-bit one."""
 
@@ -112,6 +115,8 @@ class Calibration:
     """Fingerprints of the models among the fitted points."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """By `engine/gpu` key: where own factors come from."""
+    beside: Mapping[str, Beside] = field(default_factory=dict)
+    """By `engine/gpu` key: what a running engine's KV cache told of its memory."""
 
     def constants(self, engine: str, spec: GpuSpec, model: Model | None = None) -> Constants:
         """The set for an engine on a kind of GPU; what was never fitted, or no model, leaves a coarser set."""
@@ -155,6 +160,14 @@ class Calibration:
         ends = [self.bands[f"{name}/{family}/{regime}"] for regime in REGIMES[:doubt]]
         low, high = min(low for low, _ in ends), max(high for _, high in ends)
         return low / (1 + model.margin), high * (1 + model.margin)
+
+    def beside_of(self, engine: str, total_bytes: int) -> Beside | None:
+        """What is known of an engine's memory on GPUs of this size; None: nothing."""
+        for key, found in self.beside.items():
+            is_same_size = abs(found.total_bytes / total_bytes - 1) < SAME_SIZE
+            if is_same_size and key.startswith(f"{engine}/"):
+                return found
+        return None
 
     def source(self, engine: str, spec: GpuSpec, model: Model) -> str:
         """A sentence on where the set for this engine, GPU and model comes from."""
@@ -250,13 +263,19 @@ def with_own(found: Calibration, text: str) -> Calibration:
         PlanError: when the text is not what `own_text` writes.
     """
     try:
-        kept = json.loads(text)["calibrations"]
+        data = json.loads(text)
+        kept = data["calibrations"]
         factors = {
             str(key): {str(n): float(v) for n, v in entry["factors"].items() if n in NAMES}
             for key, entry in kept.items()
         }
         origins = {str(key): str(entry["origin"]) for key, entry in kept.items()}
+        beside = {
+            str(key): Beside(int(e["total_bytes"]), int(e["extra_bytes"]), str(e["origin"]))
+            for key, e in data.get("memory", {}).items()
+        }
         are_usable = all(0.01 < v < 100 for entry in factors.values() for v in entry.values())
+        are_usable &= all(abs(e.extra_bytes) < e.total_bytes for e in beside.values())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PlanError(
             f"{OWN_PATH} is damaged or from another version: {clean(str(error), 120)}",
@@ -268,12 +287,15 @@ def with_own(found: Calibration, text: str) -> Calibration:
             f"calibrate again, or remove it: rm {OWN_PATH}",
         )
     return replace(
-        found, factors={**found.factors, **factors}, origins={**found.origins, **origins}
+        found,
+        factors={**found.factors, **factors},
+        origins={**found.origins, **origins},
+        beside=beside,
     )
 
 
 def own_text(calibration: Calibration) -> str:
-    """What is kept of a calibration: own factors by `engine/gpu`, with their origin."""
+    """What is kept of a calibration: own factors and memory by `engine/gpu`, with their origin."""
     kept = {
         key: {
             "origin": origin,
@@ -281,4 +303,6 @@ def own_text(calibration: Calibration) -> str:
         }
         for key, origin in sorted(calibration.origins.items())
     }
-    return json.dumps({"schema": "dynctl.calibration/1", "calibrations": kept}, indent=2) + "\n"
+    memory = {key: asdict(entry) for key, entry in sorted(calibration.beside.items())}
+    data = {"schema": "dynctl.calibration/1", "calibrations": kept, "memory": memory}
+    return json.dumps(data, indent=2) + "\n"

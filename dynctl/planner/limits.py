@@ -9,6 +9,7 @@ from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
 from dynctl.core.plan import ENGINE_DEFAULT, MemorySheet, Role, Sourced
 from dynctl.core.units import GIB
+from dynctl.planner.calibration import shipped
 from dynctl.planner.memory import BLOCK_TOKENS, MAX_BATCHED_TOKENS, MAX_NUM_SEQS, Room
 from dynctl.sim.options import SimOptions
 
@@ -120,6 +121,7 @@ def room_of(wish: DeploymentWish, memory_bytes: int, batched: int | None = None)
         memory_share(wish).value,
         int(max_num_seqs(wish).value),
         max_num_batched_tokens=tokens,
+        beside=shipped().beside_of(wish.engine.kind, memory_bytes),
     )
 
 

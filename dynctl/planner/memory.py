@@ -6,7 +6,7 @@ Pure.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dynctl.core.model import Model
 from dynctl.core.plan import MemorySheet, Parallelism
@@ -29,6 +29,17 @@ CPU_KV_BYTES = 1 * GIB
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """How a running engine's KV cache differed from its sheet."""
+
+    total_bytes: int
+    """Memory of the GPU it ran on."""
+    extra_bytes: int
+    """By how much more it held beside weights and KV than modelled; negative: less."""
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
 class Room:
     """The memory an engine may use on each of its GPUs (or its CPU slot)."""
 
@@ -38,6 +49,8 @@ class Room:
     context_tokens: int = 0
     """How long requests are: layers that look through a window then hold no more than it. 0: as if they held all."""
     max_num_batched_tokens: int = MAX_BATCHED_TOKENS
+    beside: Beside | None = None
+    """What an engine on such a GPU was seen to hold besides; None: none has been asked."""
 
 
 def weight_bytes_per_gpu(model: Model, parallelism: Parallelism) -> int:
@@ -71,6 +84,10 @@ def sheet(model: Model, parallelism: Parallelism, room: Room) -> MemorySheet:
     reserve = math.ceil(room.total_bytes * (1 - room.utilization))
     weights = weight_bytes_per_gpu(model, parallelism)
     activations = activation_bytes_per_gpu(model, parallelism, room)
+    source = f"modelled from {model.source}"
+    if room.beside is not None:
+        activations = max(0, activations + room.beside.extra_bytes)
+        source += f", corrected by {room.beside.origin}"
     kv = room.total_bytes - reserve - weights - activations
     per_token = kv_bytes_per_token_per_gpu(model, parallelism, room.context_tokens)
     tokens = int(max(0, kv) / per_token) * parallelism.dp if per_token else 0
@@ -81,8 +98,15 @@ def sheet(model: Model, parallelism: Parallelism, room: Room) -> MemorySheet:
         activation_bytes=activations,
         kv_bytes=kv,
         kv_capacity_tokens=tokens // BLOCK_TOKENS * BLOCK_TOKENS,
-        source=f"modelled from {model.source}",
+        source=source,
     )
+
+
+def extra_bytes(model: Model, parallelism: Parallelism, room: Room, reported_tokens: int) -> int:
+    """By how much more one GPU holds beside weights and KV than modelled, when its engine reports so many tokens."""
+    modelled = sheet(model, parallelism, replace(room, beside=None))
+    per_token = kv_bytes_per_token_per_gpu(model, parallelism, room.context_tokens)
+    return modelled.kv_bytes - math.ceil(per_token * reported_tokens / parallelism.dp)
 
 
 def cpu_sheet(model: Model, slot_bytes: int, kv_bytes: int) -> MemorySheet:

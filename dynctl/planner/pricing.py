@@ -12,7 +12,7 @@ from dynctl.core.model import Model
 from dynctl.core.plan import Figure, MemorySheet, Parallelism, Role
 from dynctl.core.units import GIB, format_bytes
 from dynctl.core.workload import Slo, Workload
-from dynctl.planner.calibration import Constants, stored_as
+from dynctl.planner.calibration import Constants, shipped, stored_as
 from dynctl.planner.closed_loop import Loop, prefill_batch_s, run_loop
 from dynctl.planner.estimate import Layout, Side, figure, max_rate_rps, serve
 from dynctl.planner.limits import default_batched_tokens
@@ -154,15 +154,20 @@ def illegal(model: Model, parallelism: Parallelism) -> str:
 
 def memory_of(query: Query) -> MemorySheet:
     """The memory of one of its GPUs."""
-    work = query.workload
-    room = Room(
-        query.spec.usable_bytes,
+    return sheet(query.model, query.parallelism, room_of(query))
+
+
+def room_of(query: Query) -> Room:
+    """The memory it may use of each."""
+    work, total = query.workload, query.spec.usable_bytes
+    return Room(
+        total,
         query.utilization,
         query.num_seqs,
         work.isl_tokens + work.osl_tokens,
         query.batched_tokens,
+        shipped().beside_of(query.engine, total),
     )
-    return sheet(query.model, query.parallelism, room)
 
 
 def _short(query: Query, memory: MemorySheet, needed: int) -> str:

@@ -371,6 +371,36 @@ def test_calibrate_keeps_what_it_found(tmp_path, monkeypatch, capsys):
     assert "TPOT" in capsys.readouterr().out
 
 
+def test_memory_is_corrected_by_what_an_engine_reports(tmp_path, monkeypatch, capsys):
+    """The same engine then holds what it said; another model on that GPU moves as many bytes."""
+    monkeypatch.chdir(tmp_path)
+    before = [price_engine(query(name)).kv_capacity_tokens for name in ("llama-3.1-8b", "qwen3-8b")]
+    reported = int(before[0].expected) - 16_384
+    asked = ["calibrate", "--model", "llama-3.1-8b", "--gpu", "h100-sxm", "--kv-capacity", str(reported)]  # fmt: skip
+
+    assert run(asked) == 0
+    assert "2 GiB more beside" in capsys.readouterr().out
+    shipped.cache_clear()
+    after = [price_engine(query(name)).kv_capacity_tokens for name in ("llama-3.1-8b", "qwen3-8b")]
+    other = price_engine(query(gpu="h200-sxm")).kv_capacity_tokens
+    shipped.cache_clear()
+
+    assert after[0].expected == reported
+    assert before[1].expected - after[1].expected == pytest.approx(
+        16_384 * 131_072 / 147_456, abs=16
+    )
+    assert f"{reported} tokens an engine of llama-3.1-8b reported" in after[1].source
+    assert "corrected" not in other.source
+
+
+@pytest.mark.parametrize("flags", [[], ["--kv-capacity", "1000"]])
+def test_calibrate_needs_results_or_a_cache_that_can_be(tmp_path, monkeypatch, flags):
+    monkeypatch.chdir(tmp_path)
+
+    assert run(["calibrate", "--model", "llama-3.1-8b", "--gpu", "h100-sxm", *flags]) == 2
+    assert not (tmp_path / ".dynctl").exists()
+
+
 @pytest.mark.parametrize(
     "content",
     ["", "{}", "[]", json.dumps(result(tpot_ms=0)), json.dumps(result(client_limited="cpu"))],
