@@ -175,6 +175,7 @@ _ROUTER_TOTALS = (
     "queued",
     "prompt_tokens_total",
     "predicted_hit_tokens_total",
+    "possible_hit_tokens_total",
     "output_tokens_total",
 )
 _ROUTER_PREFIX = "dynctl_router_"

@@ -65,6 +65,7 @@ class RouterSample:
     queued: float | None = None
     prompt_tokens_total: float | None = None
     predicted_hit_tokens_total: float | None = None
+    possible_hit_tokens_total: float | None = None
     output_tokens_total: float | None = None
     ttft_s: Histogram | None = None
     itl_s: Histogram | None = None

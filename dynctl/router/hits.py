@@ -66,8 +66,11 @@ class HitBook:
             self.probe_tokens += tokens
             self.probe_cached_tokens += min(cached_tokens, tokens)
 
-    def completed(self, outlook: Outlook, prompt_tokens: int, reported: int | None) -> None:
-        """Take a request's end; `reported` is None where the engine does not say, then the prediction stands."""
+    def completed(self, outlook: Outlook, prompt_tokens: int, reported: int | None) -> int:
+        """Take a request's end; `reported` is None where the engine does not say, then the prediction stands.
+
+        Returns the tokens that a cache without limit would have had.
+        """
         self.num_requests += 1
         self.prompt_tokens += prompt_tokens
         self.predicted_tokens += outlook.predicted
@@ -83,6 +86,7 @@ class HitBook:
         tokens["routing"] += held - hit
         tokens["eviction"] += seen - held
         tokens["cold"] += cacheable - seen
+        return seen
 
     def _note(self, outlook: Outlook) -> int:
         """Remember a prompt; return how many of its tokens were seen before."""

@@ -173,7 +173,8 @@ class Ledger:
         metrics.prompt_tokens.add(by=prompt_tokens)
         metrics.predicted_hit_tokens.add(by=min(self.overlap_tokens, prompt_tokens))
         if self._outlook is not None:
-            hits.completed(self._outlook, prompt_tokens, self._cached_tokens)
+            possible = hits.completed(self._outlook, prompt_tokens, self._cached_tokens)
+            metrics.possible_hit_tokens.add(by=possible)
             probes.ended(self._outlook, self._cached_tokens, max(self.last_s, self.sent_s))
         if self._cached_tokens:
             metrics.engine_cached_tokens.add(by=self._cached_tokens)

@@ -113,6 +113,9 @@ class Metrics:
         self.predicted_hit_tokens = Counter(
             "predicted_hit_tokens_total", "Of those, expected in the prefilling engine's cache."
         )
+        self.possible_hit_tokens = Counter(
+            "possible_hit_tokens_total", "Of those, what a cache without limit would have had."
+        )
         self.engine_cached_tokens = Counter(
             "engine_cached_tokens_total", "Of those, cached as the engine says."
         )

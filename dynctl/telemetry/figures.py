@@ -85,6 +85,8 @@ class DeploymentFigures:
     """Share of prompt tokens the router expected to be cached where it sent them."""
     reported_hit_ratio: float | None
     """Share the engines that computed prompts (prefill, aggregated) found cached."""
+    possible_hit_ratio: float | None = None
+    """Share that caches without limit would have had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +276,7 @@ def _deployment(
             grown("predicted_hit_tokens_total"), grown("prompt_tokens_total")
         ),
         reported_hit_ratio=_pooled_hits(prefilling, history),
+        possible_hit_ratio=_ratio(grown("possible_hit_tokens_total"), grown("prompt_tokens_total")),
     )
 
 

@@ -49,8 +49,8 @@ def test_the_loss_is_split_into_cold_eviction_and_routing():
 def test_a_shared_start_counts_as_seen_and_the_rest_as_cold():
     book = HitBook()
     first, second = prompt_of(1), prompt_of(1)[:160] + prompt_of(2, 161)
-    book.completed(outlook(first), 321, 0)
-    book.completed(outlook(second), 321, None)
+    assert book.completed(outlook(first), 321, 0) == 0
+    assert book.completed(outlook(second), 321, None) == 160
 
     assert book.tokens["eviction"] == 160
     assert book.tokens["cold"] == 320 + 160

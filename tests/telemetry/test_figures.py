@@ -48,6 +48,7 @@ def router(tick):
         queued=0.0,
         prompt_tokens_total=2000.0 * tick,
         predicted_hit_tokens_total=1000.0 * tick,
+        possible_hit_tokens_total=1200.0 * tick,
         output_tokens_total=300.0 * tick,
         ttft_s=Histogram(BOUNDS, (0.0, 0.0, 20.0 * tick, 20.0 * tick), 6.0 * tick),
     )
@@ -129,6 +130,7 @@ def test_deployment_figures_come_from_the_router():
     assert chat.ttft.p50_s == pytest.approx(0.3)
     assert chat.predicted_hit_ratio == pytest.approx(0.5)
     assert chat.reported_hit_ratio == pytest.approx(0.25)
+    assert chat.possible_hit_ratio == pytest.approx(0.6)
 
 
 def test_stale_engines_lose_their_figures_and_leave_the_sums():

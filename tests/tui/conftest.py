@@ -61,6 +61,7 @@ def snapshot(tick, num_decode=3, stale_s=0.0, num_hosts=2):
             RouterSample(
                 "chat-router", "chat", requests_total=14.0 * tick, errors_total=0.0, inflight=162.0, queued=3.0,
                 prompt_tokens_total=1000.0 * tick, predicted_hit_tokens_total=630.0 * tick,
+                possible_hit_tokens_total=740.0 * tick,
                 output_tokens_total=2410.0 * tick, ttft_s=histogram([0.15] * 9 + [0.45], tick),
                 itl_s=histogram([0.015] * 9 + [0.03], tick),
             ),

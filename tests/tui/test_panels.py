@@ -209,7 +209,9 @@ def test_events_are_told_newest_first(make_view):
 def test_hits_compare_router_and_engines(make_view):
     drawn = texts(hits.PANEL, make_view(), width=70, height=5)
 
-    assert "router expected 63%   engines found 71%   off by +8.0 points" in drawn[1]
+    assert (
+        "router expected 63%   engines found 71%   off by +8.0 points   of 74% possible" in drawn[1]
+    )
     assert any("prefill" in text and "█" in text for text in drawn)
 
 

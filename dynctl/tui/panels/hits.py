@@ -1,4 +1,4 @@
-"""How much of the prompts was cached: what the router expected, what engines found, and the course of it. Pure."""
+"""How much of the prompts was cached: what the router expected, what engines found, what was possible, the course. Pure."""
 
 from dynctl.tui.draw import Line, Span, line, percent, spark
 from dynctl.tui.view import Panel, View
@@ -13,6 +13,7 @@ def rows(view: View, width: int, height: int) -> list[Line]:
         line(Span("KV hit rate", "title"), " of prompt tokens"),
         line(
             f" router expected {percent(predicted)}   engines found {percent(reported)}{_error(predicted, reported)}"
+            f"{_possible(deployment.possible_hit_ratio if deployment else None)}"
         ),
         line(
             " ",
@@ -38,6 +39,10 @@ def _error(predicted: float | None, reported: float | None) -> str:
     if predicted is None or reported is None:
         return ""
     return f"   off by {(reported - predicted) * 100:+.1f} points"
+
+
+def _possible(ratio: float | None) -> str:
+    return "" if ratio is None else f"   of {percent(ratio)} possible"
 
 
 PANEL = Panel("hits", rows)
