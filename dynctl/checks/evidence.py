@@ -44,7 +44,7 @@ class LocalFile:
     path: str
     mode: int
     kind: str
-    """`inventory`, `ssh key` or `state`."""
+    """`inventory`, `secret` (a file the inventory takes one from), `ssh key` or `state`."""
     has_secret: bool = True
     """Holds or may hold a secret in clear text."""
 

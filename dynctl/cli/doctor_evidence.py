@@ -33,6 +33,7 @@ from dynctl.deploy.slices import is_reference
 from dynctl.discovery.audit import AuditWish, audit
 from dynctl.discovery.discover import discover
 from dynctl.errors import DynctlError, InventoryError
+from dynctl.inventory.interpolate import replace_secrets
 from dynctl.planner.text import from_yaml
 from dynctl.remote.fleet import Fleet
 from dynctl.remote.routes import Route, hop_of, resolve
@@ -217,6 +218,7 @@ def _bundles(topology: Topology) -> dict[str, str]:
 def _local_files(inventory: Inventory) -> tuple[LocalFile, ...]:
     """The operator's files that must be closed to others, as far as they are there."""
     wanted = [(Path(inventory.path), "inventory", _has_secret(inventory))]
+    wanted += [(path, "secret", True) for path in _secret_files(inventory)]
     keys = {entry.key for entry in inventory.hosts if entry.key}
     if any(not entry.is_local for entry in inventory.hosts):
         keys |= {f"~/.ssh/{name}" for name in _DEFAULT_KEYS}
@@ -230,6 +232,24 @@ def _local_files(inventory: Inventory) -> tuple[LocalFile, ...]:
             if path.is_file():
                 found.append(LocalFile(str(path), path.stat().st_mode & 0o7777, kind, has_secret))
     return tuple(found)
+
+
+def _secret_files(inventory: Inventory) -> list[Path]:
+    """Files that the inventory takes secrets from: `${file:PATH}` and the routers' private keys."""
+    names: list[str] = []
+
+    def note(kind: str, rest: str) -> str:
+        if kind == "file":
+            names.append(rest)
+        return ""
+
+    texts = [key.reference for key in inventory.api_keys]
+    texts += [value for wish in inventory.deployments for _, value in wish.engine.env]
+    for text in texts:
+        replace_secrets(text, note)
+    names += [w.router.tls_key for w in inventory.deployments if w.router.tls_key]
+    base = Path(inventory.path).parent
+    return [base / Path(name).expanduser() for name in dict.fromkeys(names)]
 
 
 def _has_secret(inventory: Inventory) -> bool:

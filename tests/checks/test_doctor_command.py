@@ -226,3 +226,16 @@ def test_every_check_is_documented_and_nothing_else_is():
     }
 
     assert listed == set(load_checks())
+
+
+def test_a_file_that_the_inventory_takes_a_secret_from_is_closed(doctor, tmp_path):
+    secret = tmp_path / "team.key"
+    secret.write_text("sk-test\n")
+    secret.chmod(0o644)
+    keys = "api_keys:\n  - {name: team, key: '${file:team.key}'}"
+
+    status, stdout, _ = doctor("-o", "json", "--check", "inventory-readable", more=keys)
+    assert (status, found(stdout)["inventory-readable"]["evidence"]) == (6, ["mode 0644"])
+
+    status, _, _ = doctor("--fix", "--yes", "--check", "inventory-readable", more=keys)
+    assert (status, stat.S_IMODE(secret.stat().st_mode)) == (0, 0o600)
