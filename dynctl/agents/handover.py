@@ -17,8 +17,30 @@ from dynctl.core.deployment import EngineState
 _log = logging.getLogger("dynctl.agent")
 
 
-def can_hand_over(unit: Unit, program: AnyProgram, host: Surroundings) -> bool:
-    """Tell whether a program can take a unit's port over: the unit serves and offers it."""
+def is_outdated(unit: Unit, wanted_bundle: str, host: Surroundings) -> bool:
+    """Tell whether a process runs other code than this agent, which has what is wanted.
+
+    Engines are left alone: their cache is worth more.
+    """
+    return (
+        unit.run is not None
+        and unit.program.can_follow(unit.program)
+        and host.bundle == wanted_bundle
+        and unit.run.bundle != host.bundle
+    )
+
+
+def replace_process(
+    units: dict[str, Unit], unit: Unit, program: AnyProgram, host: Surroundings
+) -> None:
+    """Run a program in a unit's place: beside its present process where that can hand over, else after it."""
+    if _can_hand_over(unit, program, host):
+        _start_successor(units, unit, program, host)
+    else:
+        unit.change(program)
+
+
+def _can_hand_over(unit: Unit, program: AnyProgram, host: Surroundings) -> bool:
     return (
         unit.life.state is EngineState.READY
         and unit.run is not None
@@ -32,7 +54,7 @@ def next_id(unit_id: str) -> str:
     return f"{unit_id}@next"
 
 
-def start_successor(
+def _start_successor(
     units: dict[str, Unit], unit: Unit, program: AnyProgram, host: Surroundings
 ) -> None:
     """Start what is to follow a unit, unless the very same is on its way."""

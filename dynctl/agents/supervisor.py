@@ -154,12 +154,9 @@ class Supervisor:
             KeyError: when there is none of that id.
         """
         unit = self.units[unit_id]
-        if handover.next_id(unit_id) in self.units:
-            return
-        if handover.can_hand_over(unit, unit.program, self._host):
-            handover.start_successor(self.units, unit, unit.program, self._host)
-        else:
-            unit.restart()
+        # A successor on its way is younger than whatever this is about.
+        if handover.next_id(unit_id) not in self.units:
+            handover.replace_process(self.units, unit, unit.program, self._host)
 
     def hold(self, unit_id: str) -> None:
         """Drain a unit and keep it down until a restart is asked for.
@@ -268,28 +265,15 @@ class Supervisor:
                 self.units[unit_id] = Unit(program, self._host)
             unit = self.units[unit_id]
             unit.is_leaving = False
-            if unit.wanted_digest != program.digest or self._is_outdated(unit):
-                self._replace(unit, program)
+            bundle = self.slice.bundle if self.slice else ""
+            if unit.wanted_digest != program.digest or handover.is_outdated(
+                unit, bundle, self._host
+            ):
+                handover.replace_process(self.units, unit, program, self._host)
             elif not unit.is_held:
                 # Nothing happens to what runs; what had failed gets another chance.
                 unit.start()
         self._changed()
-
-    def _is_outdated(self, unit: Unit) -> bool:
-        """Whether a process runs older code than everything here shall; engines are left alone, their cache counts."""
-        own, wanted = self._host.bundle, self.slice.bundle if self.slice else ""
-        return (
-            unit.run is not None
-            and unit.program.can_follow(unit.program)
-            and own == wanted
-            and unit.run.bundle != own
-        )
-
-    def _replace(self, unit: Unit, program: AnyProgram) -> None:
-        if handover.can_hand_over(unit, program, self._host):
-            handover.start_successor(self.units, unit, program, self._host)
-        else:
-            unit.change(program)
 
     # Recovery
 
