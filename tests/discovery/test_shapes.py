@@ -243,6 +243,8 @@ A, B = "GPU-11111111-2222-3333-4444-55555555555a", "GPU-11111111-2222-3333-4444-
         ("NVIDIA H100, 81559 MiB\nNVIDIA H100, 81559 MiB\n", None),
         ("0, NVIDIA H100, 81559 MiB, 535.104.05\n1, NVIDIA H100, 81559 MiB, 535.104.05\n", None),
         (f"{A}, NVIDIA H100\n{B}, NVIDIA H100\n", None),
+        (f"200.00, 7979, 90.04.23.00.5F, 440.64, NVIDIA H100, {A}, 45, N/A, P2\n200.00, 7979, 90.04.23.00.5F, 440.64, NVIDIA H100, {B}, 45, N/A, P2\n", None),
+        ("compute_cap, driver_version, name, index\n9.0, 570.86.15, NVIDIA H100, 0\n9.0, 570.86.15, NVIDIA H100, 1\n", None),
     ],
 )  # fmt: skip
 def test_a_query_is_read_in_any_order_with_units_and_without_identifiers(text, sizes):

@@ -184,7 +184,8 @@ def _cells(line: str) -> list[str]:
 
 def _unnamed(cells: Sequence[str]) -> dict[str, str] | None:
     """Name the cells of a row without header: by our own order, by the usual short one, else by their looks."""
-    if len(cells) >= len(_WIDE) - 1 and not _UUID.match(cells[0]):
+    is_ours = len(cells) >= len(_WIDE) - 1 and cells[0].isdecimal()
+    if is_ours and (_UUID.match(cells[1]) or _NO_VALUE.match(cells[1])):
         return dict(zip(_WIDE, cells, strict=False))
     if len(cells) == len(_SHORT) and _UUID.match(cells[0]) and not re.match(_PRODUCT, cells[1]):
         return dict(zip(_SHORT, cells, strict=False))
@@ -195,7 +196,9 @@ def _unnamed(cells: Sequence[str]) -> dict[str, str] | None:
             row[kind] = found[0]
     if re.fullmatch(r"\d{1,3}", cells[0]):
         row["index"] = cells[0]
-    return row if "name" in row or "uuid" in row else None
+    if len(cells) >= len(_WIDE) - 1 and not row.keys() & {"name", "uuid"}:
+        return dict(zip(_WIDE, cells, strict=False))  # a damaged row of ours: its line is named
+    return row if row.keys() & {"name", "uuid"} else None
 
 
 def _header(cells: Sequence[str]) -> tuple[str, ...] | None:
@@ -318,7 +321,7 @@ PROBE = Probe(
     parse,
     needs="command -v nvidia-smi",
     marks=re.compile(
-        r"(?m)^(?:\d{1,3}, *)?GPU-[0-9a-fA-F-]{8,}, *\S"
+        r"(?m)^(?:\d{1,3}, *)?GPU-[0-9a-fA-F-]{8,}, *\S|, *GPU-[0-9a-fA-F-]{36}(?:, |$)"
         rf"|^(?=(?:.*[ ,])?(?:{_TELLING})\b){_COLUMN.pattern}(?:, *{_COLUMN.pattern})+ *$"
         rf"|^(?:\d{{1,3}}, *)?{_PRODUCT}, *\S"
         r"|Failed to initialize NVML|NVIDIA-SMI has failed|^No devices were found|device handle for GPU"
