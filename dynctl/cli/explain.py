@@ -166,10 +166,13 @@ def _show_hits(answers: Mapping[str, Sequence[Any]], output: Output) -> None:
 
 
 def _show_shadow(told: Mapping[str, Any]) -> None:
-    real, other = told["real"], told["shadow"]
+    real, other, gain = told["real"], told["shadow"], told["gain"]
+    sure = ""
+    if gain["band"] is not None:
+        sure = f" ({gain['hit_ratio'] * 100:+.1f} ± {gain['band'] * 100:.1f} points)"
     emit(
         f"  instead    {other['policy']} for {real['policy']}: hits {_share(other['hit_ratio'])} for "
-        f"{_share(real['hit_ratio'])}, TTFT {_ms(other['ttft_ms'])} for {_ms(real['ttft_ms'])} by the same model, "
+        f"{_share(real['hit_ratio'])}{sure}, TTFT {_ms(other['ttft_ms'])} for {_ms(real['ttft_ms'])} by the same model, "
         f"over {told['num_decisions']} decisions"
     )
 

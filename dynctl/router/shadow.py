@@ -4,6 +4,7 @@ It has a table and an index of its own, in which its choices have happened: a si
 real one, and the same learned rates. So after a while it says what switching would bring. Not here: acting. Pure.
 """
 
+import math
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -13,6 +14,10 @@ from dynctl.router.choosing import Load, Need, Policy
 from dynctl.router.decisions import Decision
 from dynctl.router.prompt import Prompt
 from dynctl.router.workers import Worker
+
+_TWO_SIDED = 1.96
+_BATCH = 50
+"""Decisions whose difference is taken together: their scatter says how sure the whole difference is."""
 
 _MAX_BLOCKS = 1 << 20
 """Of simulated cache, over all engines; beyond it, or where no capacity is known, old blocks go."""
@@ -82,6 +87,37 @@ class Tally:
         }
 
 
+class Gain:
+    """How much more one side hits than the other, and how sure that is: the scatter over batches in a row."""
+
+    __slots__ = ("_batch", "_hits", "_num", "_sum", "_sum_squares", "_tokens")
+
+    def __init__(self) -> None:
+        self._batch = self._num = self._hits = self._tokens = 0
+        self._sum = self._sum_squares = 0.0
+
+    def add(self, prompt_tokens: int, more_tokens: int) -> None:
+        """Take one decision in."""
+        self._tokens += prompt_tokens
+        self._hits += more_tokens
+        self._batch += 1
+        if self._batch == _BATCH:
+            share = self._hits / max(self._tokens, 1)
+            self._sum += share
+            self._sum_squares += share * share
+            self._num += 1
+            self._batch = self._hits = self._tokens = 0
+
+    def to_json(self) -> dict[str, float | None]:
+        """The mean over whole batches, and the half-width within which it holds 19 times in 20; None for too few."""
+        if self._num < 2:
+            return {"hit_ratio": None, "band": None}
+        mean = self._sum / self._num
+        variance = max(self._sum_squares / self._num - mean * mean, 0.0) * self._num
+        error = math.sqrt(variance / (self._num - 1) / self._num)
+        return {"hit_ratio": round(mean, 4), "band": round(_TWO_SIDED * error, 4)}
+
+
 class Shadow:
     """Follows the real decisions; both sides are judged by the same model, so that the difference means something."""
 
@@ -92,6 +128,7 @@ class Shadow:
         self._rng = rng
         self._sides: tuple[dict[str, _Engine], dict[str, _Engine]] = ({}, {})
         self._sums = (Tally(), Tally())
+        self._gain = Gain()
         self._unit = 0.0
         self.num_same = 0
         self.num_seen = 0
@@ -110,8 +147,11 @@ class Shadow:
         position = self._choose(need, decision.loads, usable, workers)
         self.num_seen += 1
         self.num_same += position == decision.position
-        for side, chosen in zip((0, 1), (decision.position, position), strict=True):
+        real, other = (
             self._serve(side, need, workers[chosen], decision.loads[chosen], hashes, usable)
+            for side, chosen in ((0, decision.position), (1, position))
+        )
+        self._gain.add(need.prompt_tokens, other - real)
 
     def _follow_unit(self, unit: float) -> None:
         """Units grow and now and then begin anew (`WorkerTable.recent_unit`)."""
@@ -141,7 +181,8 @@ class Shadow:
         load: Load,
         hashes: Sequence[int],
         usable: Sequence[int],
-    ) -> None:
+    ) -> int:
+        """Let a choice happen on one side; returns the tokens hit."""
         engine = self._engine(side, worker)
         hit = engine.cache.depth(usable) * worker.block_size
         work_ms = load.prefill_base_ms + (need.prompt_tokens - hit) * load.prefill_ms_per_token
@@ -151,6 +192,7 @@ class Shadow:
         engine.cache.take(hashes)
         ttft_ms = (engine.free_at_s - need.now_s) * 1e3
         self._sums[side].add(need.prompt_tokens, hit, ttft_ms)
+        return hit
 
     def _engine(self, side: int, worker: Worker) -> _Engine:
         engines = self._sides[side]
@@ -162,7 +204,11 @@ class Shadow:
 
     def to_json(self) -> dict[str, object]:
         """Both sides, by the same model, and how even each spreads its requests."""
-        shown: dict[str, object] = {"num_decisions": self.num_seen, "num_same": self.num_same}
+        shown: dict[str, object] = {
+            "num_decisions": self.num_seen,
+            "num_same": self.num_same,
+            "gain": self._gain.to_json(),
+        }
         for side, name in enumerate(("real", "shadow")):
             counts = [engine.num_requests for engine in self._sides[side].values()]
             balance = max(counts) * len(counts) / sum(counts) if counts and sum(counts) else None

@@ -42,15 +42,14 @@ def serve(index, placement, number=600):
         history += [rng.randrange(1000) for _ in range(100)]
         now_s = i * 0.1
         index.sweep(now_s)
+        blocks = HASHERS.of(16).prompt(history)
+        held = index.match(blocks, (len(history) - 1) // 16)
         placed = placement.place(Order("r", Prompt.known(HASHERS, list(history)), None, 16), now_s)
         engine = placed.main.worker.id
         chosen.append(engine)
-        blocks = HASHERS.of(16).prompt(history)
-        cached = index.match(blocks, (len(history) - 1) // 16).get(engine, 0) * 16
-        hit += placed.overlap_tokens if placement.policy.uses_index else 0
+        hit += held.get(engine, 0) * 16
         asked += len(history)
         index.store(Source(engine, f"{engine}.1"), blocks.hashes())
-        assert cached >= 0
         placed.main.prefill_ended(now_s + 0.05)
         placed.main.release()
     return hit / asked, chosen
@@ -63,7 +62,7 @@ def test_what_the_shadow_says_is_what_switching_gives():
     said = placement.shadow.to_json()
 
     index, plain = fleet("round_robin")
-    _, without = serve(index, plain)
+    before, without = serve(index, plain)
     assert with_shadow == without, "the shadow does not act"
 
     index, placement = fleet("kv")
@@ -72,6 +71,8 @@ def test_what_the_shadow_says_is_what_switching_gives():
     assert said["shadow"]["hit_ratio"] > said["real"]["hit_ratio"] + 0.1
     assert said["shadow"]["ttft_ms"] < said["real"]["ttft_ms"]
     assert said["num_decisions"] == 600
+    assert 0.0 < said["gain"]["band"] < 0.05
+    assert got - before == pytest.approx(said["gain"]["hit_ratio"], abs=said["gain"]["band"])
 
 
 def test_a_shadow_of_the_same_policy_says_the_same():
