@@ -4,6 +4,7 @@ import asyncio
 import signal
 import socket
 import time
+from dataclasses import replace
 
 import httpx
 import msgspec
@@ -117,6 +118,50 @@ def test_request_goes_through_router_and_relay_also_after_the_agent_was_replaced
             await client.shutdown()
 
     asyncio.run(again())
+    assert two.process.wait(10) == 0
+    assert tagged(str(root_path)) == {}
+
+
+def test_agent_that_dies_during_a_hand_over_leaves_it_to_the_next_one(
+    agent, whole, engine, root_path
+):
+    """The predecessor lets a long answer end, whoever is the agent by then, and nothing is left at the end."""
+    slow = replace(whole, engines=(engine(flags={"think": "6"}),))
+    one = agent()
+
+    async def hand_over():
+        async with one.client() as client:
+            await client.put_slice(slow)
+            before = await until_ready(client)
+            url = before["router-chat"].url
+            answer = asyncio.create_task(complete(url))
+            await asyncio.sleep(0.5)
+            await client.restart("router-chat")
+            while (await client.status()).asides[0].state is not S.DRAINING:
+                await asyncio.sleep(0.05)
+            after = await until_ready(client)
+            assert after["router-chat"].pid != before["router-chat"].pid
+            assert after["router-chat"].num_restarts == 0
+            one.end(signal.SIGKILL)
+            return before, after, await answer
+
+    before, after, answer = asyncio.run(hand_over())
+    assert answer.status_code == 200, answer.text
+    two = agent()
+
+    async def look():
+        async with two.client() as client:
+            units = await until_ready(client)
+            assert units["router-chat"].pid == after["router-chat"].pid
+            deadline_s = time.monotonic() + 30
+            while asides := (await client.status()).asides:
+                assert {u.beside for u in asides} == {"router-chat"}
+                assert time.monotonic() < deadline_s, asides
+                await asyncio.sleep(0.1)
+            assert before["router-chat"].pid not in tagged(str(root_path))
+            await client.shutdown()
+
+    asyncio.run(look())
     assert two.process.wait(10) == 0
     assert tagged(str(root_path)) == {}
 
