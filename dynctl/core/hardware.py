@@ -182,6 +182,8 @@ class Host:
     labels: tuple[tuple[str, str], ...] = ()
     extra: tuple[tuple[str, str], ...] = ()
     """Facts of probes that nothing uses yet, by probe name."""
+    are_gpus_known: bool = True
+    """False where nothing was asked that could tell of GPUs: that there are none in `gpus` means nothing."""
     nic_names: tuple[str, ...] = ()
     """Columns of `gpu_nic_links`."""
     gpu_nic_links: tuple[tuple[str | None, ...], ...] = ()

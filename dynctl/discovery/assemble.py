@@ -88,11 +88,19 @@ def assemble_host(
         is_root=system.uid == 0,
         labels=entry.labels,
         extra=_extra(found, system),
+        are_gpus_known=bool(gpus) or _says_none(found, sources),
         nic_names=nic_names,
         gpu_nic_links=nic_links,
         p2p=_p2p(found, gpus, topo),
     )
     return judge_host(cleaned(_with_machine(host, found, sources)), found, topo, entry)
+
+
+def _says_none(found: HostFacts, sources: GpuSources) -> bool:
+    """Whether no GPUs in the facts means that there are none: captures may be of other things."""
+    is_absent = sources.smi is not None and not sources.smi.is_installed
+    is_refused = found.kinds.get("nvidia_smi_csv") in {"gpu_lost", "no_usable_gpu"}
+    return not found.is_capture or is_absent or is_refused
 
 
 def _with_machine(host: Host, found: HostFacts, sources: GpuSources) -> Host:

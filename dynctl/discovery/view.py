@@ -68,7 +68,7 @@ def groups_of(host: Host) -> dict[str, list[list[int]]]:
 
 def are_gpus_known(host: Host) -> bool:
     """Whether a host without GPUs in its list has none."""
-    return not _UNCOUNTED & {warning.code for warning in host.warnings}
+    return host.are_gpus_known and not _UNCOUNTED & {warning.code for warning in host.warnings}
 
 
 def _host(host: Host) -> dict[str, Any]:

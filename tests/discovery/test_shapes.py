@@ -275,6 +275,20 @@ def test_a_message_that_is_not_known_is_no_empty_machine():
     host = read("NVIDIA-SMI has failed because you are not:\n\ta) running as an administrator\n")
 
     assert "probe-failed" in codes(host)
+    assert not host["gpus_known"]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_known"),
+    [
+        ("mlx5_0 port 1 ==> ens1 (Up)\n", False),
+        ("gpu_uuid, pid, process_name, used_gpu_memory [MiB]\n", False),
+        ("No devices were found\n", True),
+        ("\tGPU0\tCPU Affinity\nGPU0\t X \t0-7\n", True),
+    ],
+)
+def test_a_capture_of_other_things_does_not_say_that_there_are_no_gpus(text, is_known):
+    assert read(text)["gpus_known"] is is_known
 
 
 def test_ip_over_infiniband_that_is_down_says_nothing_of_the_port():
