@@ -26,7 +26,7 @@ def test_captured_batches_decode_and_encode_to_the_same_bytes(capture, payload_o
         ]
 
 
-def test_positional_events_of_older_releases_decode_like_named_ones():
+def test_k14_positional_events_of_older_releases_decode_like_named_ones():
     named = [
         1.5,
         [
@@ -48,7 +48,7 @@ def test_positional_events_of_older_releases_decode_like_named_ones():
     assert decode(pack(positional)) == decode(pack(named))
 
 
-def test_the_oldest_positional_form_lacks_medium_and_lora_name():
+def test_k14_the_oldest_positional_form_lacks_medium_and_lora_name():
     batch = decode(pack([0.0, [["BlockStored", [1], 9, [5, 6], 2, None], ["BlockRemoved", [1]]]]))
 
     assert batch.events == (BlockStored((1,), 9, (5, 6), 2), BlockRemoved((1,)))
@@ -60,7 +60,7 @@ def test_a_batch_that_is_a_map_decodes():
     assert (batch.ts, batch.dp_rank, len(batch.events)) == (2.0, 3, 1)
 
 
-def test_unknown_kinds_are_left_out_and_counted_unknown_fields_ignored():
+def test_k14_unknown_kinds_are_left_out_and_counted_unknown_fields_ignored():
     batch = decode(
         pack(
             [0.0, [{"type": "BlockMoved", "x": 1}, ["Strange", 2], STORED | {"ownership": "x"}], 0]
@@ -106,7 +106,7 @@ def test_malformed_batches_are_named_errors(payload):
 
 
 @given(st.binary(max_size=300))
-def test_garbage_is_a_batch_or_a_named_error(payload):
+def test_k15_garbage_is_a_batch_or_a_named_error(payload):
     try:
         batch = decode(payload)
     except EventError:

@@ -77,7 +77,7 @@ def test_a_reader_that_joins_late_gets_everything_in_order(tmp_path, zmq_context
     asyncio.run(main())
 
 
-def test_messages_lost_on_the_way_are_replayed(tmp_path, zmq_context):
+def test_k1_messages_lost_on_the_way_are_replayed(tmp_path, zmq_context):
     """The live socket here is a second publisher that leaves out batches; the replay socket has them all."""
 
     async def main():
@@ -107,7 +107,7 @@ def test_messages_lost_on_the_way_are_replayed(tmp_path, zmq_context):
     asyncio.run(main())
 
 
-def test_a_restarted_engine_on_the_same_endpoints_replaces_the_old_one(tmp_path, zmq_context):
+def test_k8_a_restarted_engine_on_the_same_endpoints_replaces_the_old_one(tmp_path, zmq_context):
     async def main():
         sink = Sink()
         first = EventPublisher(*endpoints(tmp_path), "", context=zmq_context)
@@ -181,7 +181,7 @@ def test_a_publisher_on_a_busy_address_is_an_error(zmq_context):
     first.close()
 
 
-def test_a_source_of_garbage_is_given_up(tmp_path, zmq_context):
+def test_k15_a_source_of_garbage_is_given_up(tmp_path, zmq_context):
     async def main():
         sink = Sink()
         live = zmq_context.socket(zmq.PUB)

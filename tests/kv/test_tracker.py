@@ -47,7 +47,7 @@ def test_captured_events_hash_like_the_tokens_they_carry(capture, payload_of):
                 assert delta.stored in (whole, [])
 
 
-def test_lora_and_salt_separate_equal_tokens_and_are_inherited(stored):
+def test_k13_lora_and_salt_separate_equal_tokens_and_are_inherited(stored):
     plain = stored([1, 2])
     salted = stored([3, 4], extra_keys=(["tenant"], None))
     lora = stored([5, 6], lora_name="sql", extra_keys=(["sql", "tenant"], ["sql"]))
@@ -59,7 +59,7 @@ def test_lora_and_salt_separate_equal_tokens_and_are_inherited(stored):
     assert hashes[2] == HASHER.prompt(prompt, namespace("sql", ("tenant",))).hashes()
 
 
-def test_applying_events_twice_changes_nothing(stored, removed):
+def test_k3_applying_events_twice_changes_nothing(stored, removed):
     tracker = BlockTracker(HASHER)
     events = [stored([1, 2]), stored([3], parent=2, first_token=9), removed(3)]
     tracker.apply(events[:2], 0)
@@ -82,7 +82,7 @@ def test_a_batch_is_reported_as_its_net_change(stored, removed):
     assert (delta.cleared, len(delta.stored), delta.removed) == (True, 1, [])
 
 
-def test_a_child_waits_for_its_parent_then_joins(stored, removed):
+def test_k11_a_child_waits_for_its_parent_then_joins(stored, removed):
     tracker = BlockTracker(HASHER)
     assert tracker.apply([stored([3, 4], parent=2, first_token=4), removed(4)], 0).is_empty
     delta = tracker.apply([stored([1, 2])], 1)
@@ -91,7 +91,7 @@ def test_a_child_waits_for_its_parent_then_joins(stored, removed):
     assert tracker.num_orphans == 0
 
 
-def test_a_child_without_parent_is_dropped_after_a_while(stored):
+def test_k11_a_child_without_parent_is_dropped_after_a_while(stored):
     tracker = BlockTracker(HASHER)
     tracker.apply([stored([3], parent=2)], 0)
     tracker.apply([], ORPHAN_AGE_S + 1)
@@ -100,7 +100,7 @@ def test_a_child_without_parent_is_dropped_after_a_while(stored):
     assert tracker.apply([stored([2], first_token=9)], 9).stored == HASHER.prompt([9, 10]).hashes()
 
 
-def test_waiting_children_are_bounded(stored):
+def test_k11_waiting_children_are_bounded(stored):
     tracker = BlockTracker(HASHER)
     tracker.apply([stored([-i], parent=i) for i in range(1, 3 * MAX_ORPHANS)], 0)
 
@@ -123,7 +123,7 @@ def test_slower_tiers_and_other_layer_groups_are_left_out(stored):
     assert tracker.counts.num_other_tier == 4
 
 
-def test_a_handle_given_to_another_prefix_moves(stored):
+def test_k11_a_handle_given_to_another_prefix_moves(stored):
     tracker = BlockTracker(HASHER)
     tracker.apply([stored([1])], 0)
     delta = tracker.apply([stored([1], first_token=40)], 0)

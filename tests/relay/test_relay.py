@@ -419,7 +419,7 @@ def test_routers_get_a_snapshot_then_deltas_in_our_hashes(run, bench, entry_of, 
     run(main)
 
 
-def test_a_quiet_stream_beats_with_the_sequence_of_its_last_frame(run, bench, entry_of, blocks):
+def test_k5_a_quiet_stream_beats_with_the_sequence_of_its_last_frame(run, bench, entry_of, blocks):
     async def main():
         async with bench() as b:
             publisher = b.publisher("k")
@@ -441,7 +441,7 @@ def test_a_quiet_stream_beats_with_the_sequence_of_its_last_frame(run, bench, en
     run(main)
 
 
-def test_the_stream_ends_with_the_incarnation_and_a_new_one_starts_empty(
+def test_k8_the_stream_ends_with_the_incarnation_and_a_new_one_starts_empty(
     run, bench, entry_of, blocks
 ):
     async def main():
@@ -467,7 +467,7 @@ def test_the_stream_ends_with_the_incarnation_and_a_new_one_starts_empty(
     run(main)
 
 
-def test_ranks_are_kept_apart(run, bench, entry_of, blocks):
+def test_k16_ranks_are_kept_apart(run, bench, entry_of, blocks):
     async def main():
         async with bench() as b:
             publisher = b.publisher("k")

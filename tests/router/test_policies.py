@@ -229,7 +229,7 @@ def test_kv_memory_pressure_rises_smoothly_from_the_watermark():
 
 
 @pytest.mark.parametrize("name", ["kv", "least_loaded", "prefix", "random"])
-def test_ties_are_broken_at_random_not_always_the_first(name):
+def test_o9_ties_are_broken_at_random_not_always_the_first(name):
     policy = load_policy(name)
     rng = random.Random(1)
     loads = [load(f"e{i}") for i in range(4)]

@@ -156,7 +156,7 @@ TestIndex = IndexMachine.TestCase
 TestIndex.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_the_budget_bounds_the_number_of_entries_and_keeps_what_is_confirmed():
+def test_k17_the_budget_bounds_the_number_of_entries_and_keeps_what_is_confirmed():
     index = PrefixIndex(max_bytes=ENTRY_BYTES * 6400)
     source = Source("a", "i1")
     index.begin(source)
@@ -169,7 +169,7 @@ def test_the_budget_bounds_the_number_of_entries_and_keeps_what_is_confirmed():
     assert len(index) <= 6400 + 64 + 32
 
 
-def test_swept_slots_are_used_again():
+def test_k18_swept_slots_are_used_again():
     index = PrefixIndex()
     prompt = HASHER.prompt(range(200))
     for round_number in range(50):

@@ -43,7 +43,7 @@ def test_deltas_through_the_relay_predict_the_engines_hits_exactly(run, tls, sho
     run(main)
 
 
-def test_a_new_incarnation_has_no_blocks_and_is_reached_at_once(run, tls, short_dir):
+def test_k8_a_new_incarnation_has_no_blocks_and_is_reached_at_once(run, tls, short_dir):
     async def main():
         rng = random.Random(4)
         async with relayed(tls, Sim("e0", short_dir)) as bench:

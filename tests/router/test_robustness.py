@@ -14,7 +14,7 @@ from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.sources.feed import KvFeed, LostError
 
 
-def test_a_wrong_index_never_changes_an_answer(run, short_dir):
+def test_k20_a_wrong_index_never_changes_an_answer(run, short_dir):
     async def main():
         rng = random.Random(11)
         sims = [Sim(f"e{i}", short_dir) for i in range(3)]
@@ -41,7 +41,7 @@ def poison(bench, prompt, rng):
         bench.desk.index.remove(source, rng.sample(hashes, len(hashes) // 2))
 
 
-def test_the_same_prefix_for_everyone_does_not_pile_up_on_one_engine(run, short_dir):
+def test_o8_the_same_prefix_for_everyone_does_not_pile_up_on_one_engine(run, short_dir):
     async def main():
         rng = random.Random(12)
         sims = [Sim(f"e{i}", short_dir, decode_ms=3.0) for i in range(2)]
@@ -149,7 +149,7 @@ def test_frames_are_applied_in_order_and_a_break_asks_for_a_new_snapshot():
     raise AssertionError("an update of a dropped engine was taken")
 
 
-def test_other_work_gets_its_turn_by_blocks_applied_not_by_frames():
+def test_k19_other_work_gets_its_turn_by_blocks_applied_not_by_frames():
     index = PrefixIndex()
     feed = KvFeed(index, Metrics(), "e", "i1")
     assert len(list(feed.apply(Snapshot("i1", 0, 16, list(range(10_000)))))) == 2
