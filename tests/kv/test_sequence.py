@@ -281,6 +281,22 @@ def test_k7_one_gap_is_repaired_once():
     assert follower.sequence.counts.num_replays == replays
 
 
+def test_k7_after_a_repair_the_cursor_is_the_later_of_replay_and_live():
+    for last_live, last_replayed in ((8, 9), (8, 6), (8, 8)):
+        sequence = EventSequence()
+        sequence.live(0, b"0", 0)
+        assert sequence.live(3, b"3", 0).replay_from == 0
+        for seq in range(4, last_live + 1):
+            sequence.live(seq, b"%d" % seq, 0)
+        for seq in range(last_replayed + 1):
+            assert sequence.replayed(seq, b"%d" % seq, 0).replay_from is None
+        assert sequence.replay_ended(0).replay_from is None
+        assert sequence.last == max(last_live, last_replayed)
+        later = sequence.live(last_live + 1, b"%d" % (last_live + 1), 0)
+        assert later.replay_from is None
+        assert (sequence.counts.num_gaps, sequence.counts.num_replays) == (1, 1)
+
+
 def test_k8_a_number_going_back_is_a_restart():
     publisher = Publisher()
     follower = Follower(publisher)
