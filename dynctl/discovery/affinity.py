@@ -57,7 +57,7 @@ def by_tabs(parts: Sequence[str], names: Sequence[str]) -> Tail:
     if len(cells) == count + 1 and count > 1 and not cells[-2]:
         del cells[-2]
     elif len(cells) == count == 3 and not cells[1]:
-        return _unknown(names)  # two cells may have run together: 0-31 and 0 to 0-310
+        cells = _taken_apart([cells[0], cells[2]])  # two ran together: 0-31 and 0 to 0-310
     return _checked(cells, names)
 
 

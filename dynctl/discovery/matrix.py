@@ -186,6 +186,10 @@ def _read_row(line: _Line, matrix: Matrix, header: Header | None) -> Row:
         if row is not None:
             return row
     words, tail = _split_cells(line.text, MAX_DEVICES)
+    if words and words[-1] is None and tail[:1].isdecimal():
+        tail = (
+            "?" + tail
+        )  # `NV424-47`: where the count of links ends is not known, nor where the list begins
     is_mended = any(len(_CELL.findall(word)) > 1 for word in line.text.split() if _run(word))
     cells: list[str | None] = [None] * count
     where = [i for i, word in enumerate(words) if word == "X"]

@@ -360,6 +360,16 @@ def test_affinities_that_can_be_taken_apart_in_two_ways_are_unknown():
     assert "topology-damaged" in codes(host)
 
 
+def test_cpus_that_ran_into_a_count_of_links_are_unknown():
+    """`NV424-47` is NV4 and 24-47, or NV42 and 4-47."""
+    text = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNV424-47\t1\nGPU1\tNV4\t X \t0-23\t0\n"
+
+    host = read(text)
+
+    assert rows(host) == ["X NV4", "NV4 X"]
+    assert [gpu["cpu_affinity"] for gpu in host["gpus"]] == [None, "0-23"]
+
+
 def test_a_header_that_ran_into_the_legend_names_no_device():
     legend = "\n  NIC0:         NIC41   CPU Affinity\n  NIC1: MA ID\n  NIC2: mlx5_2\n"
     text = "\tGPU0\tNIC0\tNIC1\tNIC2\tCPU Affinity\nGPU0\t X \tPIX\tPXB\tSYS\t0-7\n" + legend

@@ -42,7 +42,12 @@ def parse_topo(text: str) -> TopoFacts:
         dict.fromkeys(c for m in topologies for c in _all_labels(m) if gpu_index(c) is None)
     )
     legend = nic_legend(text)
-    rows = {label: _first_tail(topologies, label) for label in gpus}
+    cut = {label for m in topologies for label in affinity.cut_ones({r.label: r.tail for r in m.rows})}  # fmt: skip
+    if cut:
+        notes.append(
+            f"the affinities of {', '.join(sorted(cut))} may be cut: others go on with them"
+        )
+    rows = {label: {} if label in cut else _first_tail(topologies, label) for label in gpus}
     if missing := [
         label for label in gpus if label not in {r.label for m in topologies for r in m.rows}
     ]:
@@ -123,9 +128,8 @@ def _first_tail(matrices: Sequence[Matrix], label: str) -> dict[str, str | None]
     """The affinity cells of a GPU; rows that say different things leave the cell unknown."""
     found: dict[str, set[str]] = {}
     for matrix in matrices:
-        cut = affinity.cut_ones({row.label: row.tail for row in matrix.rows})
         for row in matrix.rows:
-            if row.label == label and label not in cut:
+            if row.label == label:
                 for name, cell in zip(matrix.tail_names, row.tail, strict=False):
                     if cell is not None:
                         found.setdefault(name, set()).add(cell)
