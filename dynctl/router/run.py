@@ -131,10 +131,13 @@ class Router:
 
         With a successor at the port, clients first go over to it: none is refused.
         """
+        limit_s = self._config.settings.drain_s
         if self._offer is not None and self._offer.is_taken:
-            await self._entrance.retire(_IDLE_S, self._config.settings.drain_s)
+            await self._entrance.retire(_IDLE_S, limit_s)
+            # Who is still there has had the time of a drain.
+            limit_s = 0.0
         self.desk.is_draining = True
-        await self.desk.close(self._config.settings.drain_s)
+        await self.desk.close(limit_s)
 
     async def failed(self) -> None:
         """Wait until watching the engines ends, which it only does by a fault of our own; raises it."""

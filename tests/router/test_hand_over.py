@@ -47,11 +47,11 @@ async def healthy(folder, name):
     await admin.close()
 
 
-def configure(folder, engine):
+def configure(folder, engine, **settings):
     config = {
         "listen": "127.0.0.1:0",
         "engines": [{"id": "e0", "url": engine.url}],
-        "settings": {"engine_poll_s": 0.1},
+        "settings": {"engine_poll_s": 0.1} | settings,
     }
     (folder / "r.json").write_text(json.dumps(config))
 
@@ -94,6 +94,30 @@ def test_streams_and_requests_pass_through_a_hand_over_unharmed(run, short_dir):
             assert set(statuses) == {200}
             for client in clients:
                 await client.upstream.close()
+        await engine.stop()
+
+    run(main)
+
+
+def test_stream_that_outlasts_the_drain_ends_in_an_error_event(run, short_dir):
+    async def main():
+        engine = await FakeEngine(tokens=2000, gap_s=0.02).start()
+        configure(short_dir, engine, drain_s=1)
+        async with router_process(short_dir, "old") as old:
+            port = await port_of(old)
+            await healthy(short_dir, "old")
+            client = Client(port)
+            stream = asyncio.create_task(client.complete(stream=True))
+            take = ("--take-over", str(short_dir / "old.hand"))
+            async with router_process(short_dir, "new", *take):
+                await healthy(short_dir, "new")
+                old.send_signal(signal.SIGTERM)
+                # Said again, as by an agent that took over meanwhile: it means no more.
+                old.send_signal(signal.SIGTERM)
+                assert await asyncio.wait_for(old.wait(), 10) == 0
+                last = events((await stream).body)[-1]
+            assert "error" in json.loads(last)
+            await client.upstream.close()
         await engine.stop()
 
     run(main)
