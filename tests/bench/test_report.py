@@ -275,7 +275,9 @@ def test_warm_up_requests_do_warm_the_ideal_cache():
 def test_a_hit_rate_far_below_the_ideal_is_worth_a_line():
     made = [answered(i, group=0, shared_tokens=80, cached_tokens=0) for i in range(1200)]
 
-    assert "KV hit rate is 0%, and one cache of everything would give 80%" in advice(report_of(made))
+    assert "KV hit rate is 0%, and one cache of everything would give 80%" in advice(
+        report_of(made)
+    )
 
 
 def test_a_cache_that_was_warm_before_the_run_is_noticed():
