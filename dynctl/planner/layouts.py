@@ -252,12 +252,12 @@ def _speed_inside(pricer: Pricer, ours: Sequence[Group], theirs: Sequence[Group]
 
 def _host_sets(pricer: Pricer, p: Option, d: Option) -> Iterator[Cell]:
     groups = (*p.groups, *d.groups)
-    speeds = sorted({pricer.fabric.outside(group).bytes_s for group in groups}, reverse=True)
+    speeds = sorted({pricer.fabric.reach(group).bytes_s for group in groups}, reverse=True)
     if len(speeds) > MAX_SPEEDS:
         speeds = [*speeds[: MAX_SPEEDS - 1], speeds[-1]]
     for least in speeds:
-        fast = [g for g in p.groups if pricer.fabric.outside(g).bytes_s >= least]
-        near = [g for g in d.groups if pricer.fabric.outside(g).bytes_s >= least]
+        fast = [g for g in p.groups if pricer.fabric.reach(g).bytes_s >= least]
+        near = [g for g in d.groups if pricer.fabric.reach(g).bytes_s >= least]
         kept = {g.host.name for g in pricer.fabric.joined([*fast, *near], least * 0.5)}
         fast = [g for g in fast if g.host.name in kept]
         near = [g for g in near if g.host.name in kept]
@@ -271,8 +271,8 @@ def _worst_between(
 ) -> Speed:
     if pricer.fabric.has_measurements:
         return pricer.fabric.worst(ours, theirs)
-    slowest = min((*ours, *theirs), key=lambda group: pricer.fabric.outside(group).bytes_s)
-    return Speed(least_bytes_s, pricer.fabric.outside(slowest).how)
+    slowest = min((*ours, *theirs), key=lambda group: pricer.fabric.reach(group).bytes_s)
+    return Speed(least_bytes_s, pricer.fabric.reach(slowest).how)
 
 
 def split(pricer: Pricer, p: Option, d: Option, cell: Cell, most_gpus: int) -> Choice | None:

@@ -69,6 +69,13 @@ class Fabric:
             self._outside[key] = outside(group)
         return self._outside[key]
 
+    def reach(self, group: Group) -> Speed:
+        """To whatever counterpart a router may pair it with, in another host or beside it; the slower of the two."""
+        ways = [self.outside(group)]
+        if len(group.positions) < len(group.host.gpus):
+            ways.append(self.inside(group))
+        return min(ways, key=lambda speed: speed.bytes_s)
+
     def inside(self, group: Group) -> Speed:
         """To a group of equal size beside it; remembered."""
         key = group.host.name, group.positions

@@ -73,3 +73,14 @@ def test_what_was_measured_inside_a_domain_is_not_capped_by_the_nics(build):
 
     assert speed(CLIQUE) == 6e11
     assert speed(None) == 50e9
+
+
+def test_kv_moves_no_faster_over_hosts_than_between_cards_beside_each_other(build):
+    pcie, nvlink = (build.host(kind, 8, kind, link, nics=True) for kind, link in (("l40s", "PIX"), ("h100", "NV18")))  # fmt: skip
+    fabric = Fabric()
+
+    assert fabric.outside(Group(pcie, (0,))).bytes_s == 50e9
+    assert fabric.reach(Group(pcie, (0,))).bytes_s == 16e9
+    assert fabric.reach(Group(nvlink, (0,))).bytes_s == 50e9
+    # A group that fills its host has no counterpart there.
+    assert fabric.reach(Group(pcie, tuple(range(8)))).bytes_s == 400e9

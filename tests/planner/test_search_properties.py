@@ -194,6 +194,9 @@ def test_a_higher_rate_never_needs_fewer_gpus(build, seed):
         if plan is None:
             needed = math.inf
             continue
+        # What the search takes to serve the goals is what the placed plan is expected to do.
+        reasons = plan.deployments[0].reasons
+        assert not [r for r in reasons if r.startswith("overloaded") or " is missed " in r]
         taken = sum(len(replica.gpus) for _, _, replica in plan.replicas())
         gain = trails["chat"].gain
         is_apart = trails["chat"].chosen.is_split
