@@ -197,3 +197,55 @@ def test_a_long_prompt_evicted_from_its_beginning_is_walked_once(stored, removed
         follow(known, tracker.apply([removed(handle)], 0))
         assert not known
     assert len(tracker) == 1
+
+
+@st.composite
+def forests_and_steps(draw):
+    """Blocks that hang below each other, and steps that store chains of them or remove some."""
+    number = draw(st.integers(2, 24))
+    parents = [
+        None,
+        *(draw(st.sampled_from([None, *range(max(0, h - 3), h)])) for h in range(1, number)),
+    ]
+    blocks = st.integers(0, number - 1)
+    steps = draw(
+        st.lists(st.tuples(st.booleans(), blocks, st.lists(blocks, max_size=6)), max_size=40)
+    )
+    return parents, steps
+
+
+@given(forests_and_steps())
+@settings(max_examples=300, deadline=None)
+def test_published_is_what_a_prompt_would_ask_for_and_find_without_a_gap(case):
+    parents, steps = case
+
+    def path_to(block):
+        return [*path_to(parents[block]), block] if block is not None else []
+
+    tracker, held, published = BlockTracker(BlockHasher(b"s", 2)), set(), set()
+    for is_store, block, others in steps:
+        if is_store:
+            # A chain that ends in `block`, as far up as is not held.
+            chain = [one for one in path_to(block) if one not in held]
+            start = len(path_to(block)) - len(chain)
+            chain = path_to(block)[start:]
+            parent = parents[chain[0]] if chain else None
+            if not chain or (parent is not None and parent not in held):
+                continue
+            tokens = tuple(token for one in chain for token in (one, one + 100))
+            handles = tuple(one + 1 for one in chain)
+            event = BlockStored(handles, None if parent is None else parent + 1, tokens, 2)
+            held.update(chain)
+        else:
+            event = BlockRemoved(tuple(one + 1 for one in others))
+            held.difference_update(others)
+        delta = tracker.apply([event], 0.0)
+        assert published.issuperset(delta.removed)
+        published = (published - set(delta.removed)) | set(delta.stored)
+        wanted = set()
+        for one in held:
+            path = path_to(one)
+            if held.issuperset(path):
+                tokens = [token for block in path for token in (block, block + 100)]
+                wanted.add(BlockHasher(b"s", 2).prompt(tokens).hash_at(len(path)))
+        assert published == wanted == set(tracker.snapshot())
