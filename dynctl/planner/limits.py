@@ -45,6 +45,9 @@ def max_num_seqs(wish: DeploymentWish) -> Sourced:
         return found
     if wish.engine.kind == "sim":
         return Sourced(_SIM.max_num_seqs, ENGINE_DEFAULT)
+    step = declared(wish, "max_num_batched_tokens")
+    if step is not None and step.value < MAX_NUM_SEQS:
+        return Sourced(step.value, "modelled: no more than a step has tokens")
     return Sourced(MAX_NUM_SEQS, "default: more in one step gain little")
 
 

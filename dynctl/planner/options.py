@@ -21,6 +21,7 @@ from dynctl.planner.estimate import Pace, Side
 from dynctl.planner.grouping import link_rank, near_of, num_nvlinks, tp_groups
 from dynctl.planner.limits import (
     batched_choices,
+    declared,
     default_batched_tokens,
     max_num_seqs,
     room_of,
@@ -106,6 +107,13 @@ def check_wishes(wish: DeploymentWish) -> None:
                 f"deployment {wish.name}: {key} is {value:g}",
                 "write a positive number of at most 1e12, or leave the key out for no goal",
             )
+    step, seqs = (declared(wish, key) for key in ("max_num_batched_tokens", "max_num_seqs"))
+    if step is not None and seqs is not None and step.value < seqs.value:
+        raise PlanError(
+            f"deployment {wish.name}: {step.value:g} batched tokens a step are fewer than its {seqs.value:g} sequences, "
+            "of which each takes one",
+            "raise limits.max_num_batched_tokens or lower limits.max_num_seqs",
+        )
     if not 0 <= work.shared_prefix_ratio <= 1:
         raise PlanError(
             f"deployment {wish.name}: workload.shared_prefix_ratio is {work.shared_prefix_ratio}",

@@ -8,7 +8,7 @@ from dynctl.core.inventory import EngineSpec, Limits, PoolWish
 from dynctl.core.plan import ENGINE_DEFAULT, Parallelism, Role
 from dynctl.core.units import GIB
 from dynctl.core.workload import Slo, Workload
-from dynctl.errors import InventoryError
+from dynctl.errors import InventoryError, PlanError
 from dynctl.planner.check import check_plan
 from dynctl.planner.digest import digest_of
 from dynctl.planner.estimate import DeclaredPace, Layout, Side, max_rate_rps, serve
@@ -205,3 +205,13 @@ def test_a_simulated_engine_takes_what_is_declared_and_is_not_told_its_own_defau
     assert not pool_of(plain).max_num_batched_tokens.is_told
     assert pool_of(told).max_num_batched_tokens.value == 512
     assert pool_of(told).max_num_batched_tokens.is_told
+
+
+def test_a_step_of_few_tokens_has_no_more_sequences(build):
+    few = build.wish("llama-8b", limits=Limits(max_num_batched_tokens=128))
+    plan = make_plan(*build.cluster([build.host("box", 1)], few))
+
+    assert plan.deployments[0].max_num_seqs.value == 128
+    both = build.wish("llama-8b", limits=Limits(max_num_batched_tokens=128, max_num_seqs=200))
+    with pytest.raises(PlanError, match="128 batched tokens a step are fewer than its 200"):
+        make_plan(*build.cluster([build.host("box", 1)], both))
