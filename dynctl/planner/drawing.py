@@ -1,6 +1,6 @@
 """A planned deployment as table rows for a terminal. Pure."""
 
-from dynctl.core.plan import Figure, Parallelism, PlannedDeployment
+from dynctl.core.plan import Figure, Parallelism, PlannedDeployment, Pool
 from dynctl.core.units import format_bytes, format_count, format_seconds
 
 
@@ -30,7 +30,7 @@ def memory_rows(planned: PlannedDeployment) -> list[list[str]]:
     """One row per pool with a memory sheet."""
     return [
         [
-            pool.role.value,
+            _pool_name(planned, pool),
             *(
                 format_bytes(value)
                 for value in (
@@ -48,6 +48,12 @@ def memory_rows(planned: PlannedDeployment) -> list[list[str]]:
     ]
 
 
+def _pool_name(planned: PlannedDeployment, pool: Pool) -> str:
+    """The role, with the parallelism where other pools have it too."""
+    is_only = sum(each.role is pool.role for each in planned.pools) == 1
+    return pool.role.value if is_only else f"{pool.role.value} {parallelism_text(pool.parallelism)}"
+
+
 def limit_rows(planned: PlannedDeployment) -> list[list[str]]:
     """The limits engines are started with, each with how it was got; those of a role carry its name."""
     shared = (
@@ -56,15 +62,13 @@ def limit_rows(planned: PlannedDeployment) -> list[list[str]]:
         ("gpu-memory-utilization", planned.gpu_memory_utilization),
         ("block-size", planned.block_size_tokens),
     )
-    steps = {
-        (pool.role.value, pool.max_num_batched_tokens): None
+    steps = [
+        (f"max-num-batched-tokens, {_pool_name(planned, pool)}", pool.max_num_batched_tokens)
         for pool in planned.pools
-        if pool.max_num_batched_tokens is not None
-    }
-    roles = [(f"max-num-batched-tokens, {role}", limit) for role, limit in steps]
+    ]
     return [
         [name, f"{limit.value:g}" if limit.value < 1 else str(int(limit.value)), limit.source]
-        for name, limit in (*roles, *shared)
+        for name, limit in (*steps, *shared)
         if limit is not None
     ]
 

@@ -140,7 +140,9 @@ def _router(
 
 def _finish(draft: Draft, router: RouterPlan, ground: Ground) -> PlannedDeployment:
     wish, allocation = draft.wish, ground.allocation
-    memory = next((pool.memory for pool in draft.pools if pool.memory is not None), None)
+    # All engines of a deployment take requests of one length, so the one that holds least decides it.
+    sheets = [pool.memory for pool in draft.pools if pool.memory is not None]
+    memory = min(sheets, key=lambda sheet: sheet.kv_capacity_tokens, default=None)
     figures: Estimate | None
     figures, priced = price(wish, draft.model, draft.pools, draft.groups, ground.fabric)
     verdict = judge(draft.pools)

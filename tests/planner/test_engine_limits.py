@@ -215,3 +215,16 @@ def test_a_step_of_few_tokens_has_no_more_sequences(build):
     both = build.wish("llama-8b", limits=Limits(max_num_batched_tokens=128, max_num_seqs=200))
     with pytest.raises(PlanError, match="128 batched tokens a step are fewer than its 200"):
         make_plan(*build.cluster([build.host("box", 1)], both))
+
+
+def test_the_context_length_is_what_the_smallest_cache_of_a_deployment_holds(build):
+    pools = (
+        PoolWish(Role.AGGREGATED, 1, Parallelism(1), ("big",)),
+        PoolWish(Role.AGGREGATED, 1, Parallelism(1), ("small",)),
+    )
+    hosts = [build.host("big", 1, "h200"), build.host("small", 1, "4090")]
+    plan = make_plan(*build.cluster(hosts, build.wish("llama-8b", pools=pools)))
+    held = [pool.memory.kv_capacity_tokens for pool in plan.deployments[0].pools]
+
+    assert held[0] > 131_072 > held[1]
+    assert plan.deployments[0].max_model_len_tokens.value <= held[1]
