@@ -6,6 +6,7 @@ Not here: when any of it happens (`unit`).
 IO: sockets, files (a router's configuration).
 """
 
+import signal
 from pathlib import Path
 from typing import Protocol
 
@@ -50,6 +51,8 @@ class Program(Protocol):
     needs_internal_ports: bool
     deadline_s: float
     stop_limit_s: float
+    now_signal: signal.Signals
+    """What tells it to end without a drain."""
 
     def problems(self) -> tuple[str, ...]:
         """Name what can never start."""
@@ -88,6 +91,7 @@ class EngineProgram:
 
     kind = "engine"
     url = ""
+    now_signal = signal.SIGTERM
 
     def __init__(self, wish: EngineWish) -> None:
         self.wish = wish
@@ -174,6 +178,8 @@ class RouterProgram:
     deadline_s = 60.0
     # After SIGTERM it closes its listener and lets streams end; 120 s is the drain limit.
     stop_limit_s = 130.0
+    # Its clients are told: every stream ends in an error event.
+    now_signal = signal.SIGQUIT
 
     def __init__(self, wish: RouterUnit) -> None:
         self.wish = wish
@@ -235,6 +241,7 @@ class RelayProgram:
     deadline_s = 30.0
     # It ends answers within 15 s of SIGTERM, or within 120 s when a successor has its port.
     stop_limit_s = 130.0
+    now_signal = signal.SIGTERM
 
     def __init__(self, wish: RelayWish, agent_socket: str) -> None:
         self.wish = wish

@@ -273,7 +273,8 @@ class Unit:
         if run.identity is None:
             return self._parted(Cause("exit", "left alone"))
         limit_s = self._host.settings.now_limit_s if self._is_now else self.program.stop_limit_s
-        processes.send([run.identity.pid], signal.SIGTERM)
+        number = self.program.now_signal if self._is_now else signal.SIGTERM
+        processes.send([run.identity.pid], number)
         await asyncio.sleep(limit_s)
         _log.warning("%s did not end within %g s of SIGTERM", self.id, limit_s)
         return await self._kill()

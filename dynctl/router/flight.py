@@ -21,7 +21,7 @@ from dynctl.router.api.requests import CHAT, ApiRequest
 from dynctl.router.api.streams import Usage, read_answer
 from dynctl.router.deadlines import overdue_leg
 from dynctl.router.decisions import explained
-from dynctl.router.desk import Desk
+from dynctl.router.desk import Desk, draining
 from dynctl.router.handoff import (
     Action,
     Answer,
@@ -157,9 +157,7 @@ class Flight:
 
     def cut(self) -> None:
         """End at once: the router stops."""
-        self._exchange.on_gone = None
-        self._do(self._handoff.gone())
-        self._exchange.abort()
+        self._do(self._handoff.cut(Fault("stopped", draining())))
 
     def check(self, now_s: float) -> None:
         """Act on a passed deadline."""

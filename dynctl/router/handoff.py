@@ -270,12 +270,21 @@ class Handoff:
         if self.is_over:
             return []
         phase, self.phase = self.phase, Phase.GONE
-        cancels: list[Action] = []
-        if phase is Phase.PREFILLING:
-            cancels = [Cancel(Leg.PREFILL)]
-        elif phase in {Phase.MAIN, Phase.STREAMING}:
-            cancels = [Cancel(Leg.MAIN)]
-        return [*cancels, *self._release_all(), Count("client_gone", (_GONE_LABEL[phase],))]
+        return [
+            *_cancels(phase),
+            *self._release_all(),
+            Count("client_gone", (_GONE_LABEL[phase],)),
+        ]
+
+    def cut(self, fault: Fault) -> list[Action]:
+        """The router stops: cancel and release whatever is held, and say so to the client."""
+        if self.is_over:
+            return []
+        ending: list[Action] = [*_cancels(self.phase), *self._release_all()]
+        if self.phase is not Phase.STREAMING:
+            return [*ending, *self._fail(fault.failure)]
+        self.phase = Phase.BROKEN
+        return [*ending, Count("stream_broken", (fault.reason,)), Break(fault.failure)]
 
     def transfer_lapsed(self) -> list[Action]:
         """Drop unused parameters whose lease is nearly over, when about to be placed: prefill again."""
@@ -356,3 +365,9 @@ _GONE_LABEL = {
     Phase.MAIN: "main",
     Phase.STREAMING: "streaming",
 }
+
+
+def _cancels(phase: Phase) -> list[Action]:
+    if phase is Phase.PREFILLING:
+        return [Cancel(Leg.PREFILL)]
+    return [Cancel(Leg.MAIN)] if phase in {Phase.MAIN, Phase.STREAMING} else []

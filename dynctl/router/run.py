@@ -177,7 +177,9 @@ async def _taken(predecessor: str) -> list[socket.socket]:
 async def run_router(
     config: RouterConfig, sockets: Sockets, started: Callable[[int], None]
 ) -> None:
-    """Run until SIGTERM or SIGINT, then drain; Ctrl-C again cuts. `started` gets the port once it is open.
+    """Run until SIGTERM or SIGINT, then drain; SIGQUIT, or Ctrl-C again, ends answers with an error at once.
+
+    `started` gets the port once it is open.
 
     Raises:
         DynctlError: when it cannot start.
@@ -192,6 +194,12 @@ async def run_router(
     loop.add_signal_handler(signal.SIGINT, interrupted)
     # Said twice it means no more: an agent that took over from another says it again.
     loop.add_signal_handler(signal.SIGTERM, stop.set)
+
+    def told_to_cut() -> None:
+        stop.set()
+        cut.set()
+
+    loop.add_signal_handler(signal.SIGQUIT, told_to_cut)
     if config.workers == 1:
         async with Router(config, sockets) as router:
             started(router.port)

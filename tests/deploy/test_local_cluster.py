@@ -192,6 +192,19 @@ def test_down_after_the_agent_died_still_leaves_nothing(cluster):
     assert cluster.left_running() == []
 
 
+def test_down_now_ends_a_stream_with_an_error_event(cluster):
+    cluster.run("up", "--yes")
+    client, answer = cluster.stream(2000)
+    answer.readline()
+
+    cluster.run("down", "--yes", "--now")
+
+    last = answer.read().decode().rstrip().rsplit("data: ", 1)[-1]
+    client.close()
+    assert "shutting down" in json.loads(last)["error"]["message"]
+    assert cluster.left_running() == []
+
+
 def test_a_busy_port_is_refused_beforehand_with_its_owner_and_nothing_changed(cluster):
     with socket.create_server(("127.0.0.1", cluster.listen)):
         done = cluster.run("up", "--yes", code=4)
