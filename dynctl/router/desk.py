@@ -263,11 +263,6 @@ class Desk:
             ("cached",): float(self.hits.probe_cached_tokens),
         }
         yield from gauge("probe_tokens", "Tokens of own questions asked again.", probes, ("what",))
-        probes: dict[tuple[str, ...], float] = {
-            ("asked",): float(self.hits.probe_tokens),
-            ("cached",): float(self.hits.probe_cached_tokens),
-        }
-        yield from gauge("probe_tokens", "Tokens of own questions asked again.", probes, ("what",))
         found: dict[tuple[str, ...], float] = {
             (f.engine, f.cause): 1.0 for f in self.probes.findings()
         }
