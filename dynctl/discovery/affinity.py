@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 NAMES = ("cpu", "numa", "gpu_numa")
-_UNSURE = (*NAMES, "")
+UNSURE = (*NAMES, "")
 """Columns that no row has values for: all of them stay unknown."""
 EMPTY = ""
 """A cell that is there and holds nothing: the CPU set has no core near the GPU."""
@@ -20,6 +20,7 @@ _SHAPES = {
     "cpu": re.compile(rf"(?:{_LIST.pattern}|N/A\Z|\Z)"),
     "numa": re.compile(rf"(?:{_LIST.pattern}|N/A\Z|\Z)"),
     "gpu_numa": re.compile(r"(?:\d{1,5}|N/A|)\Z"),
+    "": re.compile(r"(?!)"),
 }
 _NEAR_CHARS = 1
 """Cells stand under their label, the mark of the diagonal one further right."""
@@ -33,6 +34,8 @@ def whole_names(names: Sequence[str], tails: Sequence[str]) -> list[str]:
     """Complete the names of a header that was cut: most rows have a value for each column."""
     counts = Counter(len(_words(tail)) for tail in tails)
     num_values = min(len(NAMES), counts.most_common(1)[0][0]) if counts else 0
+    if tuple(names) == UNSURE:
+        return [*NAMES] if num_values == len(NAMES) else [*UNSURE]
     is_cut = bool(names) and tuple(names) == NAMES[: len(names)] and num_values > len(names)
     return [*NAMES[:num_values]] if is_cut else [*names]
 
@@ -45,7 +48,7 @@ def names_of(tails: Sequence[str]) -> list[str]:
         return [*NAMES[:2]]
     if counts == {1} and all(re.search("[-,]", row[0]) for row in values):
         return [*NAMES[:1]]
-    return [*NAMES] if len(NAMES) in counts else [*_UNSURE]
+    return [*NAMES] if len(NAMES) in counts else [*UNSURE]
 
 
 def by_tabs(parts: Sequence[str], names: Sequence[str]) -> Tail:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dynctl.discovery.affinity import NAMES
+from dynctl.discovery.affinity import NAMES, UNSURE
 
 LINK = r"NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC"
 """Cells of `topo -m`."""
@@ -99,11 +99,11 @@ _TAIL = re.compile(r"(CPU\s*Affinity)?\s*(NUMA\s*(?:Affinity)?)?\s*(GPU\s*NUMA\s
 
 
 def _tail_names(text: str) -> list[str]:
-    """Which of the three affinity columns a header names, in order; all of them when the names are cut or damaged."""
+    """Which of the three affinity columns a header names, in order; where their names are cut, it depends on the rows."""
     match = _TAIL.match(text)
     found = match.groups() if match else (None, None, None)
     names = [name for name, label in zip(NAMES, found, strict=True) if label]
-    return names or [*NAMES]
+    return names or [*UNSURE]
 
 
 def mend_header(
