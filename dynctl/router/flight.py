@@ -119,21 +119,12 @@ class Flight:
 
     def begin(self) -> None:
         """Start on the way."""
-        self._exchange.on_gone = self.gone
-        self._exchange.on_pause = self._on_pause
-        self._exchange.on_resume = self._on_resume
-        self._desk.enter(self)
+        self._enter()
         self._desk.tokens.submit(self.request, self._on_tokens)
 
     def adopt(self, prompt: Prompt, placed: Placed, call: Call, sent_s: float) -> None:
         """Go on from where a short request has got: placed, and sent once."""
-        desk, exchange = self._desk, self._exchange
-        exchange.on_gone, exchange.on_pause, exchange.on_resume = (
-            self.gone,
-            self._on_pause,
-            self._on_resume,
-        )
-        desk.enter(self)
+        self._enter()
         self._prompt = prompt
         self._ledger.arrived_s = self._ledger.sent_s = sent_s
         self._ledger.placed(placed, "short", time.time())
@@ -141,6 +132,12 @@ class Flight:
         self._num_sent = 1
         self._handoff.started()
         self._handoff.placed(has_prefill=False)
+
+    def _enter(self) -> None:
+        exchange = self._exchange
+        exchange.on_gone, exchange.on_pause = self.gone, self._on_pause
+        exchange.on_resume = self._on_resume
+        self._desk.enter(self)
 
     def resume(self) -> bool:
         """Try again to be placed; False when still waiting."""
@@ -296,8 +293,7 @@ class Flight:
         may_retry = self._has_retried or desk.budget.allows(len(desk.flights))
         # An engine that failed on another's blocks may be well itself.
         may_be_peer = self._handoff.has_used_transfer and fault.reason in verdicts.ANSWERED_BADLY
-        is_repeatable = may_be_peer or fault.reason in verdicts.REPEATABLE
-        self._may_repeat = leg is Leg.MAIN and is_repeatable
+        self._may_repeat = leg is Leg.MAIN and (may_be_peer or fault.reason in verdicts.REPEATABLE)
         if not may_be_peer:
             if verdicts.blames_engine(fault, call):
                 worker.failed(desk.loop.time())
@@ -353,8 +349,7 @@ class Flight:
         self._ledger.placed(result, desk.policy_name, time.time())
         desk.metrics.decision.observe(time.perf_counter() - started_s)
         if self._exchange.request.header(b"x-dynctl-explain") is not None:
-            waited_ms = (now_s - self._ledger.arrived_s) * 1e3
-            self._reply.extra = explained(result.decisions, waited_ms)
+            self._reply.extra = explained(result.decisions, (now_s - self._ledger.arrived_s) * 1e3)
         if not handoff.num_retries:
             desk.metrics.queue.observe(now_s - self._ledger.arrived_s)
         self._do(handoff.placed(has_prefill=result.prefill is not None))
@@ -383,11 +378,8 @@ class Flight:
         if route is None or desk.workers.get(worker.id) is not worker:
             self._faulted(leg, Fault("stale", verdicts.failed(), was_sent=False))
             return
-        body = (
-            self.request.main_body(worker.info.model, transfer)
-            if leg is Leg.MAIN
-            else self.request.prefill_body(worker.info.model)
-        )
+        request, model, is_main = self.request, worker.info.model, leg is Leg.MAIN
+        body = request.main_body(model, transfer) if is_main else request.prefill_body(model)
         # Engines refuse an id that is in use, and an abandoned attempt may still be.
         attempt = f"{self.request_id}-{self._num_sent}" if self._num_sent else self.request_id
         self._num_sent += 1
@@ -425,10 +417,7 @@ class Flight:
         desk = self._desk
         self._ledger.completed(self._prompt.num_tokens, desk.workers, desk.hits, desk.probes)
 
-    def _cancel(self, _: Cancel) -> None:
-        self._cancel_call()
-
-    def _cancel_call(self) -> None:
+    def _cancel_call(self, _: Cancel | None = None) -> None:
         if self._call is not None:
             self._call.cancel()
 
@@ -452,7 +441,7 @@ _DOERS: dict[type, Callable[[Flight, Any], None]] = {
     Release: Flight._release,  # noqa: SLF001
     Finish: Flight._finish,  # noqa: SLF001
     Count: Flight._count,  # noqa: SLF001
-    Cancel: Flight._cancel,  # noqa: SLF001
+    Cancel: Flight._cancel_call,  # noqa: SLF001
     Wait: Flight._wait,  # noqa: SLF001
     Answer: Flight._fail,  # noqa: SLF001
     Break: Flight._break,  # noqa: SLF001
