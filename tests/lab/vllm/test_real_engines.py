@@ -224,7 +224,8 @@ def test_two_aggregated_engines_hit_as_often_as_the_trace_allows(stage: Stage) -
     assert best / asked > 0.5  # else the trace proves nothing
     assert abs(cached - best) / asked <= 0.01
     queries, hits = (now - then for now, then in zip(after, before, strict=True))
-    assert queries == asked
+    # An engine that idles is asked for a token now and then, to see that it lives.
+    assert asked <= queries <= 1.01 * asked
     assert hits == cached
     used = {d["engine"] for d in cluster.decisions("chat", len(trace))}
     assert used == {"chat-aggregated-0", "chat-aggregated-1"}
@@ -304,11 +305,10 @@ def test_prefill_and_decode_give_the_text_of_one_engine(stage: Stage) -> None:
     prompt_tokens = sum(stage.count(prompt) for prompt in PROMPTS)
     assert sum(a["usage"]["prompt_tokens"] for a in answers) == prompt_tokens
     moved = {source: pulled(cluster, source) - before[source] for source in SOURCES}
-    assert moved == {
-        "external_kv_transfer": prompt_tokens,
-        "local_compute": 0,
-        "local_cache_hit": 0,
-    }
+    assert moved["external_kv_transfer"] == prompt_tokens
+    assert moved["local_cache_hit"] == 0
+    # An engine that idles is asked for a token now and then, to see that it lives.
+    assert moved["local_compute"] <= 0.01 * prompt_tokens
     legs = [(d["leg"], d["engine"]) for d in cluster.decisions("chat", 2 * NUM_PROMPTS)]
     assert legs.count(("prefill", "chat-prefill-0")) == NUM_PROMPTS
     assert legs.count(("decode", "chat-decode-0")) == NUM_PROMPTS
