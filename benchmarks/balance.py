@@ -7,8 +7,9 @@ token), a fixed gap between tokens. KV events arrive 2 ms late. Traces, by the h
     trace   60 conversations of 6 turns, 8 shared system prompts (zipf), 6 a second, caches that hold nearly all
     heavy   80 conversations, 16 a second, prefill 2.5 times slower: queues
     small   as trace for 3 times as long, caches together hold a quarter of the working set
+    full    as small, people think five times as long: more is wanted again than the caches hold
 
-The bound is one unlimited cache. Run: python benchmarks/balance.py [trace|heavy|small ...] [--seeds N] [--policies a,b]
+The bound is one unlimited cache. Run: python benchmarks/balance.py [trace|heavy|small|full ...] [--seeds N] [--policies a,b]
 """
 
 import argparse
@@ -55,6 +56,7 @@ TRACES = {
     "trace": Trace(),
     "heavy": Trace(convs=80, conv_rate=16.0, think_s=0.3, prefill_us=150.0, first_seed=3),
     "small": Trace(convs=180, capacity=0),
+    "full": Trace(convs=180, think_s=3.0, capacity=0),
 }
 
 
@@ -222,7 +224,7 @@ class Run:
     def _tick(self, left):
         self.index.sweep(self.clock.now_s)
         if left % 10 == 0:
-            self.table.relax(self.clock.now_s)
+            self.table.relax(self.clock.now_s, self.index)
         if left:
             self.clock.after(0.1, self._tick, left - 1)
 

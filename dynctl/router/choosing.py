@@ -7,6 +7,10 @@ was recorded of it, bit for bit. Booking and recording are the caller's. Not her
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+ROOM_PRICE = 0.5
+"""What the room costs that uncached tokens take in a full cache, in their own prefills: what is pushed out may have been
+wanted again. Tuned: benchmarks/balance.py."""
+
 WATERMARK = 0.7
 """Share of KV memory in use from which an engine gets dearer. Source: operating practice, requirement 55."""
 
@@ -31,6 +35,8 @@ class Load(NamedTuple):
     active_tokens: int
     """Prompt and expected output of what runs there."""
     pending_prefill_tokens: int
+    uncached_ms_per_token: float
+    """What an uncached token costs in all: its prefill, and in a full cache the room it takes."""
 
 
 class Need(NamedTuple):

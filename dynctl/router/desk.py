@@ -188,7 +188,7 @@ class Desk:
                 flight.expire(queue_timeout())
             self.pump_soon()
         if self._ticks % _PROBE_EVERY == 0:
-            self.workers.relax(now_s)
+            self.workers.relax(now_s, self.index)
             for finding in self.probes.tick(now_s):
                 log.warning("engine %s: %s (%s)", clean(finding.engine), finding.text, finding.hint)
         if self._ticks % _CHECK_EVERY == 0:

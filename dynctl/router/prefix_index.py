@@ -26,6 +26,10 @@ _NUM_SHARDS = 512
 _SHARD_BITS = _NUM_SHARDS - 1
 _MAX_MASKS = 65_536
 
+_WINDOW_BLOCKS = 256
+_WINDOW_WEIGHT = 0.5
+"""Turnover is known after about 500 blocks; a cache that is emptied at once counts as one window."""
+
 
 class Source(NamedTuple):
     """Whose cache an update speaks of: one data-parallel rank of one incarnation of an engine."""
@@ -53,6 +57,24 @@ class _Slot:
     num_blocks: int = 0
     num_stored: int = 0
     """Ever; does not shrink."""
+    num_fresh: int = 0
+    """Stored in the present window."""
+    num_gone: int = 0
+    """Removed in it."""
+    turnover: float = 0.0
+
+    def stored(self, number: int) -> None:
+        self.num_blocks += number
+        self.num_stored += number
+        self.num_fresh += number
+        if self.num_fresh >= _WINDOW_BLOCKS:
+            share = min(self.num_gone / self.num_fresh, 1.0)
+            self.turnover += _WINDOW_WEIGHT * (share - self.turnover)
+            self.num_fresh = self.num_gone = 0
+
+    def removed(self, number: int) -> None:
+        self.num_blocks -= number
+        self.num_gone += number
 
 
 class PrefixIndex:
@@ -149,8 +171,7 @@ class PrefixIndex:
                 added += 1
             mask = (mask & live) | bit
             shard[block] = masks.setdefault(mask, mask)
-        slot.num_blocks += added
-        slot.num_stored += added
+        slot.stored(added)
         if len(masks) > _MAX_MASKS:
             self._masks = {}
         return True
@@ -180,7 +201,7 @@ class PrefixIndex:
                 shard[block] = masks.setdefault(mask, mask)
             else:
                 del shard[block]
-        slot.num_blocks -= num_removed
+        slot.removed(num_removed)
         return True
 
     def clear(self, source: Source) -> bool:
@@ -303,6 +324,11 @@ class PrefixIndex:
         return sum(
             s.num_blocks for source, s in self._slots.items() if source.engine_id == engine_id
         )
+
+    def turnover(self, engine_id: str) -> float:
+        """How much of what an engine stores pushes something else out: 0 while it has room, 1 once it is full."""
+        found = [s.turnover for source, s in self._slots.items() if source[0] == engine_id]
+        return sum(found) / len(found) if found else 0.0
 
     def num_stored(self, engine_id: str) -> int:
         """Blocks an engine was ever said to hold since it began."""

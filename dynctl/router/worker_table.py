@@ -136,9 +136,12 @@ class WorkerTable:
             return _AGGREGATED
         return DECODE if self.readiness(DECODE, model).coming else _AGGREGATED
 
-    def relax(self, now_s: float) -> None:
-        """Let what was learned of engines nobody uses fade towards the others; call it every second."""
+    def relax(self, now_s: float, index: PrefixIndex) -> None:
+        """Let what was learned of engines nobody uses fade towards the others, see whose cache is full; call it every second."""
         for worker in self._workers.values():
+            turnover = index.turnover(worker.id)
+            if turnover != worker.turnover:
+                worker.turnover, worker.cached_load = turnover, None
             if now_s - worker.prefill_ended_s > _FADE_AFTER_S and worker not in self.tally.unseen:
                 worker.prefill.fade()
                 worker.pace.learn(1.0)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dynctl.core.deployment import EngineInfo, EngineState
-from dynctl.router.choosing import WATERMARK, Load
+from dynctl.router.choosing import ROOM_PRICE, WATERMARK, Load
 from dynctl.router.config import Settings
 from dynctl.router.rates import Line, Mean, Pressure
 
@@ -108,6 +108,7 @@ class Worker:
         "saturated_until_s",
         "slots",
         "transfer_identity",
+        "turnover",
         "was_serving",
     )
 
@@ -127,6 +128,8 @@ class Worker:
         self.recent = 0.0
         """Requests sent here lately, in units that grow with time (`worker_table`)."""
         self.num_sent = 0
+        self.turnover = 0.0
+        """How much of what it stores pushes something else out of its cache."""
         self.was_serving = False
         """Whether requests could be sent here before."""
         self.joined: Joined | None = None
@@ -172,6 +175,7 @@ class Worker:
             self.active_requests,
             self.active_tokens,
             self.pending_prefill_tokens,
+            per_token(prefill) * (1.0 + ROOM_PRICE * self.turnover),
         )
         return load
 

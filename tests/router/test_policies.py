@@ -43,6 +43,7 @@ def load(name, active=0, pending=0, recent=1.0, tokens=0):
         active_requests=active,
         active_tokens=tokens,
         pending_prefill_tokens=pending,
+        uncached_ms_per_token=0.1,
     )
 
 
@@ -118,7 +119,8 @@ def test_kv_chooses_the_lowest_sum_of_the_terms_it_shows(loads, prompt, data):
 def test_kv_finds_a_sure_engine_only_where_a_look_at_all_finds_the_same(loads, prompt, draw, data):
     loads = [
         one._replace(
-            prefill_ms_per_token=data.draw(st.floats(0.001, 1.0)),
+            prefill_ms_per_token=(rate := data.draw(st.floats(0.001, 1.0))),
+            uncached_ms_per_token=rate * data.draw(st.floats(1.0, 1.5)),
             prefill_base_ms=data.draw(st.floats(0.0, 50.0)),
         )
         for one in loads
@@ -149,7 +151,7 @@ def test_no_engine_prefills_cheaper_than_the_bounds_say(steps):
     for number, (which, tokens, ms) in enumerate(steps):
         if which == 3:
             table.put(info("e0", max_num_seqs=number + 1))
-            table.relax(100.0 * number)
+            table.relax(100.0 * number, PrefixIndex())
         else:
             table.get(f"e{which}").prefill_took(tokens, ms)
         for worker in table.all():
@@ -168,6 +170,39 @@ def test_kv_spreads_a_hot_prefix_before_a_rare_one():
     assert choice(popularity=0.0) == 0, "a conversation stays"
     assert choice(popularity=0.2) == 0, "a copy of a rare prefix would take little load off"
     assert choice(popularity=2.0) == 1
+
+
+def test_in_full_caches_a_copy_of_a_prefix_costs_the_room_too():
+    table, index, placement = fleet_of(2)
+    rng, shared = random.Random(1), list(range(800))
+    for name in ("e0", "e1"):
+        source = Source(name, f"{name}.1")
+        blocks = [rng.getrandbits(64) for _ in range(4000)]
+        index.store(source, blocks[:2000])
+        assert index.turnover(name) == 0.0
+        for at in range(2000, 4000, 100):
+            index.store(source, blocks[at : at + 100])
+            index.remove(source, blocks[at - 2000 : at - 1900])
+        assert index.turnover(name) > 0.6
+    placement.place(order([*shared, 1]), 0.0).main.release()
+    before = placement.place(order([*shared, 2]), 0.0).decisions[0]
+
+    table.relax(0.0, index)
+    after = placement.place(order([*shared, 3]), 0.0).decisions[0]
+
+    named = [
+        dict(
+            zip(
+                d.asked.term_names,
+                d.asked.terms(d.need, d.loads, d.overlaps_tokens)[0],
+                strict=True,
+            )
+        )
+        for d in (before, after)
+    ]
+    assert named[0]["room_ms"] == 0.0
+    assert named[1]["room_ms"] > 0.0
+    assert after.recompute() == after.position
 
 
 def test_how_popular_a_prefix_is_is_counted_in_fair_shares_of_an_engine():
@@ -219,7 +254,8 @@ def test_kv_lets_a_cached_prefix_yield_to_an_unfair_share():
 def test_kv_memory_pressure_rises_smoothly_from_the_watermark():
     def memory(tokens):
         loads = [load("e", tokens=tokens)]
-        return load_policy("kv").terms(Need(1000, 1, 0), loads, [0])[0][3]
+        policy = load_policy("kv")
+        return policy.terms(Need(1000, 1, 0), loads, [0])[0][policy.term_names.index("memory_ms")]
 
     costs = [memory(tokens) for tokens in range(0, 110_000, 5000)]
     assert costs == sorted(costs)

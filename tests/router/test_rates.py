@@ -6,6 +6,7 @@ import pytest
 
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.router.config import Settings
+from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.rates import Line, Pressure
 from dynctl.router.worker_table import WorkerTable
 
@@ -68,7 +69,7 @@ def test_an_engine_that_had_a_bad_time_comes_back_to_the_others_when_it_is_avoid
         for _ in range(5):
             tokens = rng.choice([100, 1000])
             prefill(good, tokens, 3.0 + tokens * 0.05, 10.0 + second)
-        table.relax(10.0 + second)
+        table.relax(10.0 + second, PrefixIndex())
 
     assert stalled.load().prefill_ms_per_token < 1.1 * good.load().prefill_ms_per_token
 

@@ -1,4 +1,4 @@
-"""The cheapest engine in milliseconds: uncached prefill, queued prefill, decode pressure, memory, and a fair share. Pure.
+"""The cheapest engine in milliseconds: uncached prefill, queued prefill, room in the cache, decode, memory, fair share. Pure.
 
 Rates are the engine's own, learned. The fair share is what makes a cached prefix yield: an engine that had more than
 its share of the recent requests must offer so much more of the prompt. Among near-equals the longest overlap wins, then
@@ -31,7 +31,7 @@ _SHARE_PRIOR = 1.0
 
 class _Kv:
     uses_index = True
-    term_names = ("prefill_ms", "queue_ms", "decode_ms", "memory_ms", "share_ms")
+    term_names = ("prefill_ms", "queue_ms", "room_ms", "decode_ms", "memory_ms", "share_ms")
 
     def choose(
         self, need: Need, loads: Sequence[Load], overlaps: Sequence[int], draw: float
@@ -100,7 +100,7 @@ def _costs(
     linear_ms, square_ms = _SHARE * share_ms, _SHARE_SQUARE * share_ms
     return [
         base_ms
-        + (prompt - overlap) * rate
+        + (prompt - overlap) * uncached_ms
         + ((free_at_s - now_s) * 1e3 if free_at_s > now_s else 0.0)
         + output * decode_ms
         + (_memory_ms(prompt_tokens - room, capacity) if prompt_tokens > room else 0.0)
@@ -111,7 +111,7 @@ def _costs(
         )
         for (
             _,
-            rate,
+            _,
             base_ms,
             free_at_s,
             decode_ms,
@@ -121,6 +121,7 @@ def _costs(
             _,
             _,
             _,
+            uncached_ms,
         ), overlap in zip(loads, overlaps, strict=True)
     ]
 
@@ -132,6 +133,7 @@ def _all_terms(
     return [
         (
             *_prefill_terms(need, load, overlap),
+            _room_ms(need, load, overlap),
             need.output_tokens * load.decode_ms_per_token,
             _memory_ms(need.prompt_tokens - load.room_tokens, load.capacity_tokens),
             (excess := max(load.recent - fair, 0.0) * shares)
@@ -148,6 +150,13 @@ def _prefill_terms(need: Need, load: Load, overlap: int) -> tuple[float, float]:
         return uncached * need.transfer_ms_per_token, 0.0
     queue_ms = max(load.free_at_s - need.now_s, 0.0) * 1e3
     return load.prefill_base_ms + uncached * load.prefill_ms_per_token, queue_ms
+
+
+def _room_ms(need: Need, load: Load, overlap: int) -> float:
+    if need.transfer_ms_per_token is not None:
+        return 0.0
+    per_token_ms = load.uncached_ms_per_token - load.prefill_ms_per_token
+    return (need.prompt_tokens - overlap) * per_token_ms
 
 
 def _memory_ms(excess_tokens: float, capacity: int) -> float:
