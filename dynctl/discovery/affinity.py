@@ -44,9 +44,10 @@ def names_of(tails: Sequence[str]) -> list[str]:
     """Name the columns without a header, when every row has the same number of values and no other reading fits."""
     values = [_words(tail) for tail in tails]
     counts = {len(row) for row in values}
-    if counts == {2} and all(is_list(row[1]) for row in values):
+    is_even = len(values) > 1  # one row alone may be cut
+    if is_even and counts == {2} and all(is_list(row[1]) for row in values):
         return [*NAMES[:2]]
-    if counts == {1} and all(re.search("[-,]", row[0]) for row in values):
+    if is_even and counts == {1} and all(re.search("[-,]", row[0]) for row in values):
         return [*NAMES[:1]]
     return [*NAMES] if len(NAMES) in counts else [*UNSURE]
 
