@@ -42,8 +42,9 @@ lab-vllm: install  ## real vLLM engines with NIXL on lab hosts, on CPUs (root; i
 	scripts/lab_setup
 	scripts/lab_vllm
 
-bench-router: install  ## the router beside its rivals in one run, and the bounds it must hold (installs the rivals once; about 40 minutes)
+bench-router: install  ## the router beside its rivals in one run, and the bounds it must hold (installs the rivals once; about an hour; BENCH=micro for one suite)
 	$(BIN)/python benchmarks/router_bench.py $(BENCH)
+	$(if $(BENCH),,$(BIN)/python benchmarks/kv_ingest.py)
 
 bench-plan: install  ## errors and bands of the estimates against public points, and a rival's on the same rows (about 10 minutes)
 	$(BIN)/python benchmarks/plan_accuracy.py $(BENCH)
