@@ -19,7 +19,7 @@ InventoryPath = Annotated[
     typer.Option(
         "--inventory",
         "-i",
-        help="The inventory file.",
+        help="The inventory file; a Python file that defines the same is run.",
         envvar="DYNCTL_INVENTORY",
         show_default=True,
     ),

@@ -137,7 +137,7 @@ def command(
     failure = _print(made, extra, output)
     following = f"dynctl up{_flags(inventory, local=local)}"
     if python_topology is not None:
-        following = f"dynctl up {path} -i INVENTORY, which takes the same cluster as inventory.yaml"
+        following = f"dynctl up {path} -i {python_topology}"
     say(f"{'wrote' if is_changed else 'no changes in'} {path}; next: {following}")
     _raise_failures(case.topology, path)
     if failure is not None:

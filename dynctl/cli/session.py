@@ -12,7 +12,7 @@ from dynctl.errors import DynctlError, ExitCode, UsageError
 
 
 def load(path: Path, *, local: bool) -> Inventory:
-    """Read the inventory, or make the one of this machine alone.
+    """Read the inventory, run it when it is a Python file, or make the one of this machine alone.
 
     Raises:
         InventoryError: with every problem of the file.
@@ -25,6 +25,10 @@ def load(path: Path, *, local: bool) -> Inventory:
         raise UsageError(
             f"{path} does not exist", "dynctl init writes one; --local needs none; -i names another"
         )
+    if path.suffix == ".py":
+        from dynctl.cli.planning import load_python
+
+        return load_python(path)
     return load_inventory(path)
 
 

@@ -140,6 +140,25 @@ def test_up_serves_a_second_up_changes_nothing_and_down_leaves_nothing(cluster):
         cluster.ask("gone")
 
 
+def test_a_cluster_written_in_python_comes_up_and_goes_down_by_it(cluster):
+    (cluster.directory / "inventory.yaml").unlink()
+    (cluster.directory / "cluster.py").write_text(
+        "from dynctl.planner.code import LLM, Node, Pool\n"
+        'cluster = "t"\n'
+        f'ports = {{"base": {cluster.base}, "count": 16}}\n'
+        'nodes = [Node("here", address="local", cpu_slots=3)]\n'
+        f'chat = LLM("chat", "sim", "sim", router={{"listen": "127.0.0.1:{cluster.listen}"}})\n'
+    )
+
+    cluster.run("up", "-i", "cluster.py", "--yes")
+
+    assert cluster.ask("hello")["choices"]
+    assert "no changes" in cluster.run("up", "-i", "cluster.py", "--yes").stderr
+    assert "ready" in cluster.run("status", "-i", "cluster.py").stdout
+    cluster.run("down", "-i", "cluster.py", "--yes")
+    assert cluster.left_running() == []
+
+
 def test_a_killed_engine_comes_back_and_is_used_again(cluster):
     cluster.run("up", "--yes")
     before = cluster.units()["chat-decode-0"]

@@ -320,10 +320,14 @@ def test_python_and_yaml_give_byte_equal_plans(tmp_path, monkeypatch, capsys):
     assert run(["plan", "--out", "one.yaml"]) == 0
     assert run(["plan", "--python-topology", "cluster.py", "--out", "two.yaml"]) == 0
 
+    assert "next: dynctl up two.yaml -i cluster.py" in capsys.readouterr().err
+    assert run(["plan", "-i", "cluster.py", "--out", "three.yaml"]) == 0
     assert (tmp_path / "one.yaml").read_bytes() == (tmp_path / "two.yaml").read_bytes()
+    assert (tmp_path / "one.yaml").read_bytes() == (tmp_path / "three.yaml").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".yaml") == [
         "inventory.yaml",
         "one.yaml",
+        "three.yaml",
         "two.yaml",
     ]
 
