@@ -39,7 +39,7 @@ def test_idle_engine_that_gives_no_token_is_restarted(watched, tools, root_path)
         first = unit.run.incarnation
         hang.touch()
         await tools.until(supervisor, lambda: unit.run is None or unit.run.incarnation != first)
-        assert unit.life.last_error == "hung: idle, and gave no token within 500 ms, twice"
+        assert unit.life.last_error.startswith("hung: idle, and gave no token within ")
         hang.unlink()
         await tools.until(supervisor, lambda: unit.life.state is S.READY)
         assert unit.life.num_restarts == 1
@@ -73,12 +73,13 @@ def test_engine_that_works_is_never_restarted(watched, root_path, fault):
                 busy.unlink()
             if fault == "busy":
                 busy.touch()
-            await asyncio.sleep(0.6)
+            await asyncio.sleep(1.0)
         assert unit.run.incarnation == first
         assert unit.life.state is S.READY
 
     settings = replace(SETTINGS, stall_s=30.0)
-    watched(body, flags | ({"think": "0.7"} if fault == "slow" else {}), settings)
+    # Its own time, three times over, is far above what a busy test machine adds.
+    watched(body, flags | ({"think": "1.5"} if fault == "slow" else {}), settings)
 
 
 def test_starved_host_concludes_nothing(watched, tools, root_path, monkeypatch):
