@@ -19,40 +19,12 @@ from dynctl.planner.fitting import Unknown, fit
 
 PLAIN = Constants()
 FITTED = [n for n in NAMES if n not in {"overlap", "eta_link"}]
-LOCAL = (
-    "eta_weights",
-    "eta_experts",
-    "eta_gemm8",
-    "eta_gemm16",
-    "eta_gemm4",
-    "eta_expert_gemm",
-    "layer_us",
-    "moe_layer_us",
-    "reduce_us",
-    "sequence_us",
-    "host_ms",
-    "queue",
-    "burst",
-    "step_us",
-    "mixing",
-    "eta_attention",
-    "eta_experts4",
-    "eta_expert_gemm4",
-    "gather_us",
-    "latent_us",
-    "eta_latent",
-    "spread",
-    "imbalance",
-    "slicing",
-)
-
-
+LOCAL = [n for n in FITTED if n != "eta_kv"]
+"""What engines and generations may add: all but the reading of KV, which floors hide on most points."""
 MODEL = ("memory", "arithmetic", "floors", "host", "queue", "burst", "mixing")
 """What one model may add on one engine and generation."""
 FORMAT = ("weights", "floors")
 """What one format of its weights may add: other kernels, and nothing of attention and servers."""
-
-
 SERVING = {"host_ms", "queue", "burst"}
 SERVING_PULL = 0.3
 """What servers add has no physics to hold to: above single models, data may move it more freely."""

@@ -47,9 +47,9 @@ def run_loop(load: Load, c: Constants, loop: Loop) -> Pass:
     mixed = step_s(load, c, batch - 1, context, new, past)
     extra = max(0.0, mixed - decode) * c.mixing
     tpot = decode + extra * (batch - 1) / loop.osl_tokens
-    life = mixed + tpot * (loop.osl_tokens - 1)
-    rho = min(0.95, (batch - 1) * extra / life)
-    wait = c.queue * rho / (2 * (1 - rho)) * mixed + c.burst * (batch - 1) / 2 * extra
+    # A user's prompt takes one of the steps that others decode in: so many of them carry somebody else's.
+    rho = min(0.95, (batch - 1) / loop.osl_tokens)
+    wait = (c.queue * rho / (2 * (1 - rho)) + c.burst * (batch - 1) / 2) * mixed
     ttft = mixed + (decode / 2 if batch > 1 else 0.0) + wait + c.host_ms * 1e-3
     life = ttft + tpot * (loop.osl_tokens - 1)
     tokens = running * loop.osl_tokens / life

@@ -86,7 +86,7 @@ _SHAPES = (
     (r"phi-?4-mini(?!-flash)", "phi-4-mini"),
     (r"phi-?4\b(?!-multimodal|-mini)", "phi-4"),
     (r"glm-?4\.5-air", "glm-4.5-air"),
-    (r"glm-?4\.[567]\b(?!-flash|-air)", "glm-4.5"),
+    (r"glm-?4(?:\.[567]\b(?!-flash|-air)|-moe)", "glm-4.5"),
     (r"glm-(?:4|z1)-(9b|32b)", r"glm-4-\1"),
     (r"minimax-?m2\b", "minimax-m2"),
     (r"\byi-(?:1\.5-)?(6b|34b)", r"yi-\1"),

@@ -105,6 +105,20 @@ def test_narrow_weights_are_never_slower(engine):
     assert narrow.prefill_s(4000) <= wide.prefill_s(4000)
 
 
+@pytest.mark.parametrize("gpu", ["a100-sxm-80", "l40s", "h100-pcie", "h100-sxm", "b200-sxm"])
+@pytest.mark.parametrize("users", [1.0, 16.0, 64.0])
+def test_narrow_weights_are_never_slower_to_many_users(gpu, users):
+    """Also where the GPU multiplies them no faster: users who ask again sooner do not wait longer."""
+    wide, narrow = (
+        price_engine(query(f"llama-3.1-8b{suffix}", gpu, concurrency=users, workload=Workload(1500, 128)))
+        for suffix in ("", "-fp8")
+    )  # fmt: skip
+
+    assert narrow.ttft_ms.expected <= wide.ttft_ms.expected
+    assert narrow.tpot_ms.expected <= wide.tpot_ms.expected
+    assert narrow.req_s.expected >= wide.req_s.expected
+
+
 @pytest.mark.parametrize("role", list(Role))
 @pytest.mark.parametrize("concurrency", [16.0, None])
 def test_every_role_is_priced_with_bands(role, concurrency):
