@@ -7,8 +7,8 @@ import math
 from typing import NamedTuple
 
 _MAX_PREFIXES = 64
-_MAX_BYTES = 1 << 20
-"""Of one prefix's tokens: a quarter of a million."""
+_MAX_BYTES = 1 << 18
+"""Of one prefix: 65,536 tokens, 16 MiB for all."""
 
 _RECENT_S = 60.0
 """Age at which a start counts 1/e."""
