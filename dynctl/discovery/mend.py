@@ -58,7 +58,10 @@ _TAGGED = re.compile(
     r"(?:\[[^\[\]\n]{1,80}\]|[A-Za-z0-9][\w.@/-]{0,60}(?: [\w.@/-]{1,40})?(?:\[\d+\])?[ \t]*[:|])(?: |$|(?=\t))"
 )
 """The same name before every line: a host, a container, a program with its pid."""
-_NUMBERED = re.compile(r"[ \t]*(\d{1,6})(?:[:.)|\u2192]?[ \t]|[:.)|\u2192]|$)")
+_NUMBERED = re.compile(
+    r"[ \t]*(\d{1,6})(?![:.][0-9a-f]{2}[:.][0-9a-f])(?:[:.)|\u2192]?[ \t]|[:.)|\u2192]|$)"
+)
+"""A number and its mark; the address of a PCI device is none."""
 _OF_TOOLS = re.compile(r"GPU|NIC|mlx|Link|NUMA|CA '|[Pp]ort|hca_id|link")
 """A name that tools begin their own lines with is no prefix."""
 _MOST = 0.8

@@ -116,6 +116,7 @@ def test_a_literal_of_a_program_is_read():
     "text",
     [
         "GPU 0: NVIDIA L4 (UUID: x)\nGPU 1: NVIDIA L4 (UUID: y)\nGPU 2: NVIDIA L4 (UUID: z)",
+        "01:00.0 3D controller: NVIDIA\n02:00.0 3D controller: NVIDIA\n03:00.0 Ethernet: Mellanox",
         "0, GPU-1, L4\n1, GPU-2, L4\n2, GPU-3, L4\n3, GPU-4, L4",
         "mlx5_0 port 1 ==> ib0 (Up)\nmlx5_1 port 1 ==> ib1 (Up)\nmlx5_2 port 1 ==> ib2 (Up)",
         "link mlx5_0/1 state ACTIVE\nlink mlx5_0/2 state DOWN\nlink mlx5_1/1 state ACTIVE",
