@@ -6,6 +6,7 @@ chance. What an idle engine is sent this way it has cached from then on, so hot 
 """
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from dynctl.router.choosing import WATERMARK, Load, Need, drawn
 
@@ -27,6 +28,9 @@ _RARE, _HOT = 0.3, 2.0
 
 _SHARE_PRIOR = 1.0
 """Requests each engine is taken to have had before the first one: a handful says nothing about shares."""
+
+
+_RECENT = itemgetter(Load._fields.index("recent"))
 
 
 class _Kv:
@@ -52,11 +56,12 @@ def _sure(need: Need, loads: Sequence[Load], overlaps: Sequence[int]) -> int | N
 
     Its cost against what the others' prefill costs at least. A next turn ends here, without a look at each engine.
     """
-    most = max(overlaps)
-    if not most or need.transfer_ms_per_token is not None or len(loads) < 2:
+    if need.transfer_ms_per_token is not None or len(loads) < 2:
+        return None
+    others, most = sorted(overlaps)[-2:]
+    if not most:
         return None
     position = overlaps.index(most)
-    others = sorted(overlaps)[-2]
     least_ms = need.least_prefill_ms + (need.prompt_tokens - others) * need.least_ms_per_token
     [cost] = _costs(need, [loads[position]], [most], _fairness(need, loads))
     return position if least_ms > _near_limit(need, cost) else None
@@ -78,7 +83,7 @@ def _near_limit(need: Need, best_ms: float) -> float:
 
 def _fairness(need: Need, loads: Sequence[Load]) -> tuple[float, float, float]:
     """The fair number of recent requests, how many excess shares each one above is, and what a share costs."""
-    fair = sum([load[5] for load in loads]) / len(loads)  # load.recent
+    fair = sum(map(_RECENT, loads)) / len(loads)
     popularity = need.popularity
     weight = min(max(popularity, _RARE), _HOT) if popularity else _CONTINUED
     share_ms = weight * need.prompt_tokens * need.ms_per_token
