@@ -197,6 +197,8 @@ class Run:
     seed: int
     capacity: int
     ttfts_ms: list = field(default_factory=list)
+    firsts_s: list = field(default_factory=list)
+    """When each of them came."""
     predicted_tokens: int = 0
 
     def __post_init__(self):
@@ -246,6 +248,7 @@ class Run:
         def first(cached):
             first_s = self.clock.now_s
             self.ttfts_ms.append((first_s - now_s) * 1e3)
+            self.firsts_s.append(first_s)
             began_s = max(now_s, worker.prefill_ended_s)
             booking.prefill_ended(first_s)
             worker.prefill_took(len(tokens) - cached, (first_s - began_s) * 1e3)
@@ -258,6 +261,10 @@ class Run:
                 self.clock.after(turns[turn][1], self._turn, tokens + out, turns, turn + 1)
 
         self.engines[worker.id].submit(tokens, first, done)
+
+    def ttfts_between(self, from_s, to_s):
+        both = zip(self.firsts_s, self.ttfts_ms, strict=True)
+        return [ms for first_s, ms in both if from_s <= first_s < to_s]
 
     def figures(self):
         engines = list(self.engines.values())
