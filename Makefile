@@ -46,7 +46,7 @@ bench-router: install  ## the router beside its rivals in one run, and the bound
 	$(BIN)/python benchmarks/router_bench.py $(BENCH)
 	$(if $(BENCH),,$(BIN)/python benchmarks/kv_ingest.py)
 
-bench-plan: install  ## errors and bands of the estimates against public points, and a rival's on the same rows (about 10 minutes)
+bench-plan: install  ## errors and bands of the estimates against public points, and a rival's on the same rows (about 3 minutes)
 	$(BIN)/python benchmarks/plan_accuracy.py $(BENCH)
 
 bench-search: install  ## how long a plan takes: 64 hosts of 8 GPUs within 3 s, 1,000 GPUs and 50 models within 10 s
