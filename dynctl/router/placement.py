@@ -170,7 +170,7 @@ class Placement:
         view = View([main.worker], self.workers.tally)
         overlaps = self._try_overlaps(prompt, view, view.workers, now_s)
         overlap = overlaps[0] if overlaps else 0
-        main.prefill_here(max(prompt.num_tokens - overlap, 1), now_s)
+        self._prefill_here(main, max(prompt.num_tokens - overlap, 1), now_s)
         return overlap
 
     # Pools
@@ -196,7 +196,7 @@ class Placement:
         main.decision.path_reason = prefill.decision.path_reason = reason or "copy"
         if reason:
             booking, decision = self._book(order, main)
-            booking.prefill_here(max(order.prompt.num_tokens - main.overlap, 1), now_s)
+            self._prefill_here(booking, max(order.prompt.num_tokens - main.overlap, 1), now_s)
             outlook = self._outlook(order, main)
             return Placed(booking, None, main.overlap, None, outlook, reason, [decision])
         booking, decision = self._book(order, main)
@@ -211,6 +211,11 @@ class Placement:
             "",
             [decision, prefill_decision],
         )
+
+    def _prefill_here(self, booking: Booking, tokens: int, now_s: float) -> None:
+        """Let a decode engine compute a prompt itself; what comes over its links waits for that."""
+        booking.prefill_here(tokens, now_s)
+        self.links.hold(booking.worker.id, booking.worker.free_at_s, now_s)
 
     def _book_move(
         self, order: Order, source: Worker, target: Worker, now_s: float, overlap: int = 0
@@ -257,6 +262,7 @@ class Placement:
     ) -> Placed:
         pick = self._pick(order, "whole", view, mains, now_s)
         booking, decision = self._book(order, pick)
+        self.links.hold(booking.worker.id, booking.worker.free_at_s, now_s)
         outlook = self._outlook(order, pick)
         return Placed(booking, None, decision.overlap_tokens, None, outlook, reason, [decision])
 

@@ -54,6 +54,17 @@ class MoveCost(NamedTuple):
     move_ms: float
 
 
+class _Late(NamedTuple):
+    """A transfer that is behind, and all that wait with it; the later one is the greater."""
+
+    by_ms: float
+    expected_ms: float
+    left_ms: float
+
+
+_NOT_LATE = _Late(0.0, 1.0, 0.0)
+
+
 class _Pair:
     __slots__ = ("failures_in_row", "line", "rest_until_s")
 
@@ -66,11 +77,15 @@ class _Pair:
 class _Port:
     """One engine's end of its transfers, sending or receiving."""
 
-    __slots__ = ("busy_until_s", "ended_s", "moves")
+    __slots__ = ("busy_until_s", "ended_s", "held_s", "held_until_s", "moves")
 
     def __init__(self) -> None:
         self.busy_until_s = 0.0
         self.ended_s = 0.0
+        self.held_until_s = 0.0
+        """What arrives before is not taken up: the engine computes a prompt of its own."""
+        self.held_s = 0.0
+        """So far and up to then, added up."""
         self.moves: dict[Move, None] = {}
         """Under way or waiting, oldest first."""
 
@@ -96,21 +111,31 @@ class Links:
 
     def cost(self, source: str, target: str, tokens: int, start_s: float, now_s: float) -> MoveCost:
         """Predict a transfer that would start at `start_s`."""
-        move_ms = self._line(source, target).at(tokens)
+        line = self._line(source, target)
+        move_ms = line.at(tokens)
         ports = [port for name in (source, target) if (port := self._ports.get(name))]
+        late = max([self._late(port, now_s) for port in ports], default=_NOT_LATE)
+        if late.by_ms > 0.0:
+            # What it takes in the end is not known yet. On a link that is not known either, it tells how slow the link
+            # is; on a known one it is its own trouble, which may last as long again.
+            doubt = 1.0 / (1 + line.num_seen)
+            strain = 1.0 + doubt * late.by_ms / late.expected_ms
+            own_ms = (1.0 - doubt) * late.by_ms
+            return MoveCost(late.left_ms * strain + own_ms, move_ms * strain)
         busy_s = max([port.busy_until_s for port in ports], default=0.0)
-        strain = max([_strain(port, now_s) for port in ports], default=1.0)
-        if strain > 1.0:
-            # A transfer is late: what it takes in the end is not known yet, but it is at least this much.
-            late = [port for port in ports if port.moves]
-            left_ms = sum(move.expected_ms for move in late[0].moves) if late else 0.0
-            return MoveCost(left_ms * strain, move_ms * strain)
         return MoveCost(max(busy_s - start_s, 0.0) * 1e3, move_ms)
+
+    def hold(self, engine: str, until_s: float, now_s: float) -> None:
+        """Note that a decode engine computes a prompt itself: till then it takes nothing up, and no link is to blame."""
+        port = self._ports.setdefault(engine, _Port())
+        port.held_s += max(until_s - max(port.held_until_s, now_s), 0.0)
+        port.held_until_s = until_s
 
     def book(self, source: str, target: str, tokens: int, start_s: float, now_s: float) -> "Move":
         """Count a transfer expected to start then."""
         cost = self.cost(source, target, tokens, start_s, now_s)
-        move = Move(self, source, target, tokens, start_s + cost.wait_ms / 1e3, cost.move_ms)
+        move = Move(self, source, target, tokens)
+        self._expect(move, start_s + cost.wait_ms / 1e3, cost.move_ms, now_s)
         for name in (source, target):
             port = self._ports.setdefault(name, _Port())
             port.busy_until_s = move.start_s + cost.move_ms / 1e3
@@ -121,10 +146,13 @@ class Links:
         """Learn from a transfer that worked; `began_s` is when the decode engine was asked."""
         began_s = max([began_s, *(port.ended_s for port in self._ports_of(move))])
         pair = self._pair(move.source, move.target)
-        ms = (now_s - began_s) * 1e3
-        pair.line.learn(move.tokens, ms)
         pair.failures_in_row = 0
-        self._all.learn(move.tokens, ms)
+        ms, held_ms = (now_s - began_s) * 1e3, self._held_ms(move)
+        # Where holding up may be all there is to it, nothing is learned.
+        if not held_ms or ms - held_ms > pair.line.at(move.tokens):
+            ms -= held_ms
+            pair.line.learn(move.tokens, ms)
+            self._all.learn(move.tokens, ms)
         self._end(move, now_s)
 
     def failed(self, move: "Move", now_s: float) -> None:
@@ -161,10 +189,31 @@ class Links:
             # What is left is counted from here, so that a wrong guess does not last.
             left_ms = 0.0
             for other in port.moves:
-                other.expected_ms = self._line(other.source, other.target).at(other.tokens)
-                other.start_s = now_s + left_ms / 1e3
-                left_ms += other.expected_ms
+                expected_ms = self._line(other.source, other.target).at(other.tokens)
+                self._expect(other, now_s + left_ms / 1e3, expected_ms, now_s)
+                left_ms += expected_ms
             port.busy_until_s = now_s + left_ms / 1e3 if port.moves else 0.0
+
+    def _expect(self, move: "Move", start_s: float, expected_ms: float, now_s: float) -> None:
+        move.start_s, move.expected_ms = start_s, expected_ms
+        port = self._ports.get(move.target)
+        if port is not None:
+            move.held_before_s = port.held_s - max(port.held_until_s - now_s, 0.0)
+
+    def _held_ms(self, move: "Move") -> float:
+        """How long a transfer's end can at most have waited for its decode engine."""
+        port = self._ports.get(move.target)
+        return 0.0 if port is None else (port.held_s - move.held_before_s) * 1e3
+
+    def _late(self, port: _Port, now_s: float) -> "_Late":
+        """How far the oldest transfer is behind what was expected of it."""
+        oldest = next(iter(port.moves), None)
+        if oldest is None or oldest.expected_ms <= 0.0:
+            return _NOT_LATE
+        by_ms = (now_s - oldest.start_s) * 1e3 - self._held_ms(oldest) - oldest.expected_ms
+        if by_ms <= 0.0:
+            return _NOT_LATE
+        return _Late(by_ms, oldest.expected_ms, sum(move.expected_ms for move in port.moves))
 
     def _ports_of(self, move: "Move") -> "list[_Port]":
         return [self._ports[name] for name in (move.source, move.target) if name in self._ports]
@@ -185,23 +234,22 @@ class Links:
 class Move:
     """One transfer, waiting or under way; its end is told once."""
 
-    __slots__ = ("_links", "expected_ms", "source", "start_s", "target", "tokens")
+    __slots__ = (
+        "_links",
+        "expected_ms",
+        "held_before_s",
+        "source",
+        "start_s",
+        "target",
+        "tokens",
+    )
 
-    def __init__(
-        self,
-        links: Links,
-        source: str,
-        target: str,
-        tokens: int,
-        start_s: float,
-        expected_ms: float,
-    ) -> None:
+    def __init__(self, links: Links, source: str, target: str, tokens: int) -> None:
         self._links = links
         self.source = source
         self.target = target
         self.tokens = tokens
-        self.start_s = start_s
-        self.expected_ms = expected_ms
+        self.start_s = self.expected_ms = self.held_before_s = 0.0
 
     def took(self, began_s: float, now_s: float) -> None:
         """It worked: the decode engine was asked at `began_s` and its first token came now."""
@@ -214,14 +262,6 @@ class Move:
     def dropped(self) -> None:
         """It will not happen."""
         self._links.dropped(self)
-
-
-def _strain(port: _Port, now_s: float) -> float:
-    """How much longer the oldest transfer takes than expected, so far."""
-    oldest = next(iter(port.moves), None)
-    if oldest is None or oldest.expected_ms <= 0.0:
-        return 1.0
-    return max((now_s - oldest.start_s) * 1e3 / oldest.expected_ms, 1.0)
 
 
 class PathCosts(NamedTuple):

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,11 @@ def test_closed_watch_leaves_the_process_alone(spawn):
 
 def test_identity_needs_pid_start_time_and_tag(spawn):
     identity = spawn()
+    # The kernel shows a program's environment a moment after it has begun.
+    environ = Path(f"/proc/{identity.pid}/environ")
+    deadline_s = time.monotonic() + 10
+    while not environ.read_bytes() and time.monotonic() < deadline_s:
+        time.sleep(0.001)
 
     assert processes.is_same(identity)
     assert not processes.is_same(Identity(identity.pid, identity.start_ticks + 1, "inc1"))

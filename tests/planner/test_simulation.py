@@ -202,6 +202,20 @@ def test_a_simulated_plan_says_what_its_estimate_says(build):
     assert told.ttft_ms.mean == pytest.approx(planned.estimate.ttft_ms.expected, rel=0.25)
 
 
+def test_a_prompt_computed_on_a_decode_engine_does_not_draw_all_others_there(build):
+    work = Workload(8192, 256, 2.0)
+    wish = build.wish("qwen3-32b-fp8", workload=work, slo=Slo(3000, 30))
+    topology, inventory, models = build.cluster([build.host("a", 8, "h200")], wish)
+    planned = make_plan(topology, inventory, models).deployments[0]
+    made = virtual_deployment(planned, wish, models["chat"], topology)
+    setting = SimSetting("kv", 3, made.transfer_bytes_s, made.host_s)
+
+    told = simulate(make_trace(work, 200, 3), made.engines, setting, wish.slo)
+
+    assert [pool.role for pool in planned.pools] == [Role.PREFILL, Role.DECODE]
+    assert told.ttft_ms.p95 < wish.slo.ttft_ms
+
+
 def test_engines_of_unknown_speed_are_not_simulated(build):
     from dynctl.core.inventory import EngineSpec
 

@@ -69,6 +69,45 @@ def test_a_late_transfer_makes_others_dearer_before_it_ends():
     assert late.move_ms > 2000.0
 
 
+def known_links():
+    links = Links(0.0, 0.001)
+    for i in range(20):
+        transfer(links, 8000, 0.005, float(i))
+    return links
+
+
+def test_a_late_transfer_over_a_known_link_is_its_own_trouble():
+    links = known_links()
+    links.book("p", "d", 8000, 100.0, 100.0)
+    late = links.cost("p", "d", 8000, 101.0, 101.0)
+
+    assert 900 < late.wait_ms < 1500
+    assert late.move_ms < 100
+
+
+def test_no_link_is_blamed_for_a_decode_engine_that_computes():
+    links = known_links()
+    before = links.cost("p", "d", 8000, 99.0, 99.0)
+    move = links.book("p", "d", 8000, 100.0, 100.0)
+    links.hold("d", 101.0, 100.0)
+    assert links.cost("p", "d", 8000, 101.0, 100.9) == pytest.approx((0.0, before.move_ms), abs=0.1)
+    move.took(100.0, 101.003)
+
+    assert links.cost("p", "d", 8000, 102.0, 102.0) == pytest.approx(before)
+
+
+def test_a_slow_link_is_learned_beside_a_decode_engine_that_computes():
+    links = Links(0.0, 0.001)
+    now_s = 0.0
+    for _ in range(30):
+        move = links.book("p", "d", 8000, now_s, now_s)
+        links.hold("d", now_s + 0.1, now_s)
+        move.took(now_s, now_s + 4.0)
+        now_s += 10.0
+
+    assert links.cost("p", "d", 8000, now_s, now_s).move_ms == pytest.approx(3900, rel=0.05)
+
+
 def test_a_dropped_transfer_leaves_no_trace_in_the_queue():
     links = Links(0.0, 1.0)
     links.book("p", "d", 1000, 0.0, 0.0).dropped()
