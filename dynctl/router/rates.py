@@ -144,6 +144,9 @@ class Pressure:
     _KEEP_PRESENT = 0.9
     """The last ten answers, of any engine, are "about the same time"."""
 
+    _MOST = 0.3
+    """Of the usual gap: what an answer counts as longer at most. In a stall requests pile up and gaps grow at once."""
+
     _PIN = 64.0
     """Weight of the declared shape: four answers with four sequences more or less than usual."""
 
@@ -162,7 +165,7 @@ class Pressure:
         if self._x is None:
             self._x, self.gap_ms = running, gap_ms
         more, longer_ms = running - self._x, gap_ms - self.gap_ms
-        longer_ms = min(longer_ms, self.gap_ms)
+        longer_ms = min(longer_ms, self._MOST * self.gap_ms)
         self._sxx = self._sxx * _KEEP + more * more
         self._sxy = self._sxy * _KEEP + more * longer_ms
         self._x += (1.0 - self._KEEP_PRESENT) * more

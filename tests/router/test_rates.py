@@ -101,6 +101,15 @@ def test_what_slows_all_engines_alike_is_no_pressure():
     assert pressure.slope < 0.3
 
 
+def test_a_stall_in_which_requests_pile_up_is_no_pressure():
+    pressure, rng = Pressure(15.0, 0.1), random.Random(6)
+    for i in range(300):
+        is_stalled = 200 <= i < 206
+        running = 7 if is_stalled else rng.randrange(5)
+        pressure.learn(running, 35.0 if is_stalled else 8.0 + rng.uniform(-0.5, 0.5))
+        assert pressure.slope < 0.4
+
+
 def test_a_gap_far_from_the_declared_one_is_not_taken_for_pressure():
     pressure = Pressure(15.0, 0.1)
     for i in range(40):
