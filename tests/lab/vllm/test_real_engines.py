@@ -29,8 +29,8 @@ NUM_PROMPTS = 20
 MAX_TOKENS = 12
 UP_TIMEOUT_S = 1800.0
 MAX_LEN = 8192
-NUM_LONG, NUM_TURNS = 8, 5
-FIRST_TOKENS, TURN_TOKENS = 4500, 800
+NUM_LONG, NUM_TURNS = 8, 8
+FIRST_TOKENS, TURN_TOKENS = 7000, 90
 """A conversation grows to nearly MAX_LEN."""
 LONG_BLOCKS = NUM_LONG * (FIRST_TOKENS + (NUM_TURNS - 1) * TURN_TOKENS) * 6 // 10 // BLOCK
 """An engine's cache: 60 % of what all conversations are in the end."""
