@@ -31,18 +31,17 @@ Tail = tuple[str | None, ...]
 
 
 def whole_names(names: Sequence[str], tails: Sequence[str]) -> list[str]:
-    """Complete the names of a header that was cut: most rows have a value for each column."""
-    counts = Counter(len(_words(tail)) for tail in tails)
+    """Name the columns of a header that was cut by its rows; rows with more values than it has names belong to another."""
+    counts = Counter(map(len, _values(tails)))
     num_values = min(len(NAMES), counts.most_common(1)[0][0]) if counts else 0
     if tuple(names) == UNSURE:
         return [*NAMES] if num_values == len(NAMES) else [*UNSURE]
-    is_cut = bool(names) and tuple(names) == NAMES[: len(names)] and num_values > len(names)
-    return [*NAMES[:num_values]] if is_cut else [*names]
+    return [*UNSURE] if names and num_values > len(names) else [*names]
 
 
 def names_of(tails: Sequence[str]) -> list[str]:
     """Name the columns without a header, when every row has the same number of values and no other reading fits."""
-    values = [_words(tail) for tail in tails]
+    values = _values(tails)
     counts = {len(row) for row in values}
     is_even = len(values) > 1  # one row alone may be cut
     if is_even and counts == {2} and all(is_list(row[1]) for row in values):
@@ -50,6 +49,12 @@ def names_of(tails: Sequence[str]) -> list[str]:
     if is_even and counts == {1} and all(re.search("[-,]", row[0]) for row in values):
         return [*NAMES[:1]]
     return [*NAMES] if len(NAMES) in counts else [*UNSURE]
+
+
+def _values(tails: Sequence[str]) -> list[list[str]]:
+    """The values of rows that end in nothing else."""
+    found = [_words(tail) for tail in tails]
+    return [words for words in found if all(map(_SHAPES["numa"].match, words))]
 
 
 def by_tabs(parts: Sequence[str], names: Sequence[str]) -> Tail:
@@ -136,7 +141,14 @@ def _checked(cells: Sequence[str], names: Sequence[str]) -> Tail:
         return _unknown(names)
     if not all(_SHAPES[name].match(cell) for name, cell in zip(names, cells, strict=True)):
         return _unknown(names)
+    if not all(_rises(cell) for cell in cells):
+        return _unknown(names)
     return tuple(cells)
+
+
+def _rises(cell: str) -> bool:
+    """Whether every range of a list goes upwards; one that does not has lost digits."""
+    return all(int(a) <= int(b) for a, b in re.findall(r"(\d+)-(\d+)", cell))
 
 
 def _unknown(names: Sequence[str]) -> Tail:
