@@ -8,6 +8,7 @@ import typer
 
 from dynctl.cli.estimate import EngineName, KvDtype, find_gpu, kv_bytes
 from dynctl.cli.output import emit, say
+from dynctl.core.units import format_number
 from dynctl.errors import DynctlError, ExitCode
 from dynctl.planner.calibrating import Run
 from dynctl.planner.calibration import Calibration
@@ -97,7 +98,7 @@ def _timed(known: Calibration, query: Query, runs: list[Run]) -> Calibration:
     from dynctl.planner.calibrating import calibrate, joined
 
     found = calibrate(runs, query.model, query.spec, query.parallelism, query.engine, known)
-    emit("  ".join(f"{name} ×{factor:.3g}" for name, factor in found.by_group.items()))
+    emit("  ".join(f"{name} ×{format_number(factor)}" for name, factor in found.by_group.items()))
     emit(
         f"median error of TPOT {100 * found.tpot_before:.1f} % → {100 * found.tpot_after:.1f} %, "
         f"of TTFT {100 * found.ttft_before:.1f} % → {100 * found.ttft_after:.1f} %"
@@ -158,7 +159,7 @@ def _run(path: Path, replicas: int) -> Run:
         ) from error
     if not are_usable:
         raise DynctlError(
-            f"{path}: a figure is missing or not positive: lengths {isl} and {osl}, {users:.3g} users",
+            f"{path}: a figure is missing or not positive: lengths {isl} and {osl}, {format_number(users)} users",
             "give result.json files of runs that ended",
             code=ExitCode.USAGE,
         )

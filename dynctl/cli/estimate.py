@@ -9,6 +9,7 @@ import typer
 from dynctl.cli.options import Output, OutputOption
 from dynctl.cli.output import emit, emit_json, table
 from dynctl.core.model import Model
+from dynctl.core.units import format_number
 from dynctl.errors import DynctlError, ExitCode
 from dynctl.planner.peaks import GpuSpec
 from dynctl.planner.pricing import Priced, Query
@@ -226,7 +227,7 @@ def _tell(priced: Priced) -> None:
     found = summary_rows(priced)
     sources = list(dict.fromkeys(figure.source for _, figure in found))
     rows = [
-        [name, f"{f.low:g}", f"{f.expected:g}", f"{f.high:g}", str(sources.index(f.source) + 1)]
+        [name, *map(format_number, (f.low, f.expected, f.high)), str(sources.index(f.source) + 1)]
         for name, f in found
     ]
     table(["FIGURE", "LOW", "LIKELY", "HIGH", "HOW"], rows, right=["LOW", "LIKELY", "HIGH"])

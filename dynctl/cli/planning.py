@@ -11,7 +11,7 @@ from dynctl.cli.output import emit, table
 from dynctl.core.inventory import Inventory
 from dynctl.core.plan import Figure, Plan, PlannedDeployment
 from dynctl.core.text import clean
-from dynctl.core.units import format_seconds
+from dynctl.core.units import format_number, format_seconds
 from dynctl.errors import InventoryError, PlanError, UsageError
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def draw_stories(stories: "Sequence[Story]") -> None:
                         str(each.num_gpus),
                         _milliseconds(each.ttft_p99_ms),
                         _milliseconds(each.itl_p99_ms),
-                        f"{each.rate_rps:.3g}",
+                        format_number(each.rate_rps),
                         each.outcome,
                     ]
                     for each in story.considered
@@ -203,7 +203,7 @@ def _draw_ratio(story: "Story") -> None:
         [
             [
                 f"{row.num_prefill}:{row.num_decode}",
-                f"{row.rate_rps:.3g}",
+                format_number(row.rate_rps),
                 _milliseconds(row.ttft_p99_ms),
                 _milliseconds(row.itl_p99_ms),
                 f"{row.prefill_busy:.0%}",
@@ -232,7 +232,7 @@ def draw_traces(traces: Mapping[str, Traced]) -> None:
         facts = traced.facts
         emit(
             f"trace of {traced.name}  {clean(traced.trace.name, 80)}: {facts.num_calls} requests in "
-            f"{facts.duration_s:.0f} s, {facts.rate_rps:.3g} req/s"
+            f"{facts.duration_s:.0f} s, {format_number(facts.rate_rps)} req/s"
         )
         table(
             ["TOKENS", "MEAN", "P50", "P90", "P99", "P99.9", "MOST"],
@@ -260,7 +260,7 @@ def draw_simulations(reports: "Mapping[str, SimReport]") -> None:
         table(
             ["MS", "P50", "P95", "P99", "MEAN"],
             [
-                [label, *(f"{v:.3g}" for v in (s.p50, s.p95, s.p99, s.mean))]
+                [label, *(format_number(v) for v in (s.p50, s.p95, s.p99, s.mean))]
                 for label, s in (
                     ("TTFT", report.ttft_ms),
                     ("ITL", report.itl_ms),
@@ -271,7 +271,7 @@ def draw_simulations(reports: "Mapping[str, SimReport]") -> None:
         )
         emit(
             f"hit rate {report.hit_ratio:.1%}, goodput {report.goodput_ratio:.1%} of requests, "
-            f"{report.out_tokens_s:.4g} tok/s, busiest engine {report.load_spread:.2f}× the mean"
+            f"{format_number(report.out_tokens_s)} tok/s, busiest engine {report.load_spread:.2f}× the mean"
         )
         table(
             ["ENGINE", "ROLE", "REQUESTS", "BUSY", "PEAK KV", "PREEMPTED"],
@@ -349,4 +349,4 @@ def _summary(planned: PlannedDeployment) -> list[str]:
 
 
 def _expected(figure: Figure | None) -> str:
-    return "–" if figure is None else f"{figure.expected:.3g}"
+    return "–" if figure is None else format_number(figure.expected)

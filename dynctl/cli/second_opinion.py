@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dynctl.cli.output import emit, table
 from dynctl.core.plan import Plan
 from dynctl.core.text import clean
+from dynctl.core.units import format_number
 from dynctl.errors import DynctlError, UsageError
 
 if TYPE_CHECKING:
@@ -161,9 +162,9 @@ def draw(opinions: "Sequence[Opinion]") -> None:
         rows = [
             [
                 names[each.figure],
-                f"{each.ours.expected:.3g}",
-                f"{each.ours.low:.3g} to {each.ours.high:.3g}",
-                f"{each.theirs:.3g}",
+                format_number(each.ours.expected),
+                f"{format_number(each.ours.low)} to {format_number(each.ours.high)}",
+                format_number(each.theirs),
                 f"{each.gap:+.0%}",
                 "inside our band" if each.is_inside else "outside our band",
             ]

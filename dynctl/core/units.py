@@ -24,11 +24,19 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * _SIZES[match[2].upper()])
 
 
+def format_number(number: float) -> str:
+    """Write three significant digits, never as a power of ten: `0.546`, `312`, `1,910`."""
+    text = f"{number:.3g}"
+    if "e" not in text:
+        return text
+    return f"{float(text):,.0f}" if abs(number) >= 1 else f"{float(text):.15f}".rstrip("0")
+
+
 def format_bytes(num_bytes: float) -> str:
     """Write bytes with a binary unit, three significant digits."""
     for unit, size in (("TiB", 1024**4), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if abs(num_bytes) >= size:
-            return f"{num_bytes / size:.3g} {unit}"
+            return f"{format_number(num_bytes / size)} {unit}"
     return f"{num_bytes:.0f} B"
 
 
@@ -51,5 +59,5 @@ def format_count(number: float) -> str:
     """Write a count or rate with k and M: `312`, `2.41k`, `38.1k`, `1.2M`."""
     for unit, size in (("M", 1e6), ("k", 1e3)):
         if abs(number) >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.3g}"
+            return f"{format_number(number / size)}{unit}"
+    return format_number(number)

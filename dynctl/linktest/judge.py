@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from dynctl.core.hardware import HostWarning
 from dynctl.core.links import SLOW_RATIO, LinkEnd, LinkKind, LinkMeasurement
-from dynctl.core.units import format_seconds
+from dynctl.core.units import format_number, format_seconds
 
 ASYMMETRIC_RATIO = 0.7
 LOSSY_RATIO = 0.01
@@ -203,5 +203,5 @@ def rate(bytes_s: float | None) -> str:
     bits_s = bytes_s * 8
     for unit, size in (("Gb/s", 1e9), ("Mb/s", 1e6), ("kb/s", 1e3)):
         if bits_s >= size:
-            return f"{bits_s / size:.3g} {unit}"
+            return f"{format_number(bits_s / size)} {unit}"
     return f"{bits_s:.0f} b/s"

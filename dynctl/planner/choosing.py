@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
 from dynctl.core.plan import Figure
+from dynctl.core.units import format_number
 from dynctl.planner.estimate import LEAST_RPS, serve
 from dynctl.planner.layouts import (
     Cell,
@@ -251,11 +252,11 @@ def _note(
             continue
         idle = serve(pricer.alone(option, 1), pricer.wish.workload, LEAST_RPS)
         if rate > 0:
-            why = f"{len(option.groups)} engines bear {rate * len(option.groups):.3g} of {wanted:g} req/s"
+            why = f"{len(option.groups)} engines bear {format_number(rate * len(option.groups))} of {wanted:g} req/s"
         elif slo.ttft_ms is not None and idle.ttft_p99_s * 1e3 > slo.ttft_ms:
-            why = f"misses slo.ttft_ms even idle ({idle.ttft_p99_s * 1e3:.3g} ms)"
+            why = f"misses slo.ttft_ms even idle ({format_number(idle.ttft_p99_s * 1e3)} ms)"
         else:
-            why = f"misses slo.itl_ms: {idle.itl_p99_s * 1e3:.3g} ms while a prompt is computed"
+            why = f"misses slo.itl_ms: {format_number(idle.itl_p99_s * 1e3)} ms while a prompt is computed"
         trail.considered.append(
             Considered(
                 f"aggregated {option.name}",

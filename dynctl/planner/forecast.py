@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
 from dynctl.core.plan import Estimate, Figure, Pool, Role
-from dynctl.core.units import format_seconds
+from dynctl.core.units import format_number, format_seconds
 from dynctl.core.workload import Slo, Workload
 from dynctl.planner.estimate import (
     DeclaredPace,
@@ -197,7 +197,9 @@ def _judged(
         }
         why = what.get(unstable.limit, "sequences do not fit the KV cache")
         most = sum(max_rate_rps(layout, work, Slo()) for layout in layouts)
-        return None, [f"overloaded at {work.rate_rps:g} req/s: {why}; it bears {most:.3g} req/s"]
+        return None, [
+            f"overloaded at {work.rate_rps:g} req/s: {why}; it bears {format_number(most)} req/s"
+        ]
     reasons = []
     for key, goal, reached in (
         ("ttft_ms", slo.ttft_ms, max(s.ttft_p99_s for s in served) * 1e3),
@@ -214,7 +216,7 @@ def _judged(
         if all(meets(s, slo) for s in served)
         else min(work.rate_rps, sum(max_rate_rps(layout, work, slo) for layout in layouts))
     )
-    reasons.append(f"bears {within:.3g} req/s within the goals")
+    reasons.append(f"bears {format_number(within)} req/s within the goals")
     return _with_goodput(_together(figures, works), work.rate_rps, within), reasons
 
 

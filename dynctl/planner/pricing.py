@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from dynctl.core.model import Model
 from dynctl.core.plan import Figure, MemorySheet, Parallelism, Role
-from dynctl.core.units import GIB, format_bytes
+from dynctl.core.units import GIB, format_bytes, format_number
 from dynctl.core.workload import Slo, Workload
 from dynctl.planner.calibration import Constants, shipped, stored_as
 from dynctl.planner.closed_loop import Loop, prefill_batch_s, run_loop
@@ -285,7 +285,7 @@ def _arriving(query: Query, engine: Engine, memory: MemorySheet) -> Priced:
         most = max_rate_rps(layout, work, Slo())
         return Priced(
             False,
-            f"{work.rate_rps:g} req/s is more than it serves ({served.limit} binds): at most {most:.3g} req/s",
+            f"{work.rate_rps:g} req/s is more than it serves ({served.limit} binds): at most {format_number(most)} req/s",
             memory=memory,
         )
     source = f"{engine.source}; arrivals at random, {work.rate_rps:g} req/s"
@@ -346,7 +346,7 @@ def _memory(query: Query, memory: MemorySheet, sequences: float) -> Figure:
         round((used - beside) / GIB, 2),
         round(used / GIB, 2),
         round((used + beside) / GIB, 2),
-        f"weights and activations {memory.source}; KV of {sequences:.3g} sequences; context and graphs by default",
+        f"weights and activations {memory.source}; KV of {format_number(sequences)} sequences; context and graphs by default",
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
+from dynctl.core.units import format_number
 from dynctl.errors import PlanError
 from dynctl.planner.estimate import LEAST_RPS
 from dynctl.planner.layouts import Cell, Pricer, cells, pairs
@@ -56,7 +57,7 @@ def _too_much(
             what += " and the other kinds beside it"
     return PlanError(
         f"deployment {wish.name}: {wanted:g} req/s is more than the free GPUs serve within the goals: "
-        f"at most {most:.3g} req/s with {what}",
+        f"at most {format_number(most)} req/s with {what}",
         f"about {math.ceil(wanted / most * gpus)} such GPUs would do, or workload.rate_rps {_floor(most)}, or looser slo",
     )
 
@@ -114,16 +115,16 @@ def _out_of_reach(pricer: Pricer, model: Model, options: Sequence[Option]) -> Pl
     if slo.ttft_ms is not None and ttft > slo.ttft_ms:
         return PlanError(
             f"deployment {wish.name}: slo.ttft_ms {slo.ttft_ms:g} is infeasible: the best reachable TTFT is "
-            f"{ttft:.3g} ms for {wish.workload.isl_tokens} prompt tokens",
+            f"{format_number(ttft)} ms for {wish.workload.isl_tokens} prompt tokens",
             f"slo.ttft_ms {math.ceil(ttft * 1.01)} would do, or shorter prompts, or faster GPUs",
         )
     if slo.itl_ms is not None and itl > slo.itl_ms:
         return PlanError(
-            f"deployment {wish.name}: slo.itl_ms {slo.itl_ms:g} is infeasible: the best reachable ITL is {itl:.3g} ms",
+            f"deployment {wish.name}: slo.itl_ms {slo.itl_ms:g} is infeasible: the best reachable ITL is {format_number(itl)} ms",
             f"slo.itl_ms {math.ceil(itl * 1.01)} would do, or GPUs with more memory bandwidth",
         )
     return PlanError(
         f"deployment {wish.name}: no layout reaches slo.ttft_ms {slo.ttft_ms or 0:g} and slo.itl_ms "
-        f"{slo.itl_ms or 0:g} at once; each alone can be had ({ttft:.3g} ms and {itl:.3g} ms at best)",
+        f"{slo.itl_ms or 0:g} at once; each alone can be had ({format_number(ttft)} ms and {format_number(itl)} ms at best)",
         "loosen one of them, or shorten prompts",
     )

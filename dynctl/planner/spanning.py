@@ -14,7 +14,7 @@ from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
 from dynctl.core.plan import Parallelism
 from dynctl.core.text import clean
-from dynctl.core.units import format_count
+from dynctl.core.units import format_count, format_number
 from dynctl.planner.choosing import Trail, tuned
 from dynctl.planner.drawing import parallelism_text
 from dynctl.planner.grouping import link_rank
@@ -213,8 +213,8 @@ def better_elsewhere(
         return []
     return [
         (
-            f"{NOT_YET}: {parallelism_text(best.parallelism)} on {best.kind.name}{best.where} would bear {rate:.3g} "
-            f"req/s per GPU, the chosen layout {chosen:.3g}"
+            f"{NOT_YET}: {parallelism_text(best.parallelism)} on {best.kind.name}{best.where} would bear {format_number(rate)} "
+            f"req/s per GPU, the chosen layout {format_number(chosen)}"
         )
     ]
 

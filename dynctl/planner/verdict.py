@@ -10,7 +10,7 @@ from dataclasses import replace
 from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
 from dynctl.core.plan import Figure, Pool, Role
-from dynctl.core.units import format_bytes, format_seconds
+from dynctl.core.units import format_bytes, format_number, format_seconds
 from dynctl.planner.choosing import Trail
 from dynctl.planner.estimate import (
     Layout,
@@ -78,7 +78,7 @@ def _about_pieces(wish: DeploymentWish, chosen: Choice, model: Model) -> list[st
     return [
         (
             f"prompts in pieces: with {option.max_num_batched_tokens} tokens a step (max-num-batched-tokens) one engine "
-            f"bears {most[0]:.3g} req/s within the goals, with {usual} {most[1]:.3g}"
+            f"bears {format_number(most[0])} req/s within the goals, with {usual} {format_number(most[1])}"
         )
     ]
 
@@ -108,7 +108,7 @@ def _about_links(wish: DeploymentWish, chosen: Choice, fabric: Fabric) -> list[s
     num_bytes = wish.workload.isl_tokens * pace.kv_bytes_per_token
     found = [
         (
-            f"KV of a prompt is {format_bytes(num_bytes)} and moves at {speed.bytes_s / 1e9:.3g} GB/s "
+            f"KV of a prompt is {format_bytes(num_bytes)} and moves at {format_number(speed.bytes_s / 1e9)} GB/s "
             f"({speed.how}): about {format_seconds(num_bytes / speed.bytes_s)}"
         )
     ]

@@ -11,7 +11,7 @@ from dynctl.core.hardware import GpuState, Topology
 from dynctl.core.inventory import DeploymentWish, Inventory
 from dynctl.core.model import Model
 from dynctl.core.plan import Plan, PlannedDeployment
-from dynctl.core.units import format_bytes, format_seconds
+from dynctl.core.units import format_bytes, format_number, format_seconds
 from dynctl.planner.choosing import Considered, Trail, ratio_rows
 from dynctl.planner.estimate import ETA_TRANSFER, Pace
 from dynctl.planner.layouts import Choice, Pricer
@@ -202,7 +202,7 @@ def _concurrency(wish: DeploymentWish, trail: Trail) -> Fact:
     return Fact(
         name,
         num > 1,
-        f"{wish.workload.rate_rps:g} req/s wished, one engine bears {alone:.3g} within the goals"
+        f"{wish.workload.rate_rps:g} req/s wished, one engine bears {format_number(alone)} within the goals"
         if not trail.chosen.is_split
         else f"{wish.workload.rate_rps:g} req/s wished, {num} engines share it",
     )
@@ -259,7 +259,7 @@ def _transfer(wish: DeploymentWish, split: Choice) -> tuple[str, ...]:
     move_s = pace.kv_bytes_per_token / (speed.bytes_s * ETA_TRANSFER)
     compute_s = pace.prefill_s(work.isl_tokens) / work.isl_tokens
     lines = [
-        f"moving a token's KV takes {move_s * 1e6:.3g} µs over {speed.how}, computing it {compute_s * 1e6:.3g} µs"
+        f"moving a token's KV takes {format_number(move_s * 1e6)} µs over {speed.how}, computing it {format_number(compute_s * 1e6)} µs"
     ]
     if compute_s > move_s:
         tokens = 0.005 / (compute_s - move_s)

@@ -2,6 +2,7 @@
 
 from dynctl.core.hardware import GpuState, Topology
 from dynctl.core.inventory import Inventory
+from dynctl.core.units import format_number
 from dynctl.core.workload import Slo, Workload
 from dynctl.errors import PlanError
 from dynctl.planner.drawing import estimate_rows, memory_rows, parallelism_text
@@ -136,14 +137,14 @@ def story(topology: Topology, inventory: Inventory, models) -> str:
         ]
         lines.append("considered:")
         lines += [
-            f"  {c.name}: {c.num_gpus} GPUs, TTFT {c.ttft_p99_ms:.3g} ms, ITL {c.itl_p99_ms:.3g} ms, "
-            f"{c.rate_rps:.3g} req/s: {c.outcome}"
+            f"  {c.name}: {c.num_gpus} GPUs, TTFT {format_number(c.ttft_p99_ms)} ms, ITL {format_number(c.itl_p99_ms)} ms, "
+            f"{format_number(c.rate_rps)} req/s: {c.outcome}"
             for c in each.considered
         ]
         lines += [f"does not fit: {text}" for text in each.misfits]
         lines += [
-            f"ratio {r.num_prefill}:{r.num_decode}  {r.rate_rps:.3g} req/s  TTFT {r.ttft_p99_ms:.3g} ms  "
-            f"ITL {r.itl_p99_ms:.3g} ms{'  chosen' if r.is_chosen else ''}"
+            f"ratio {r.num_prefill}:{r.num_decode}  {format_number(r.rate_rps)} req/s  TTFT {format_number(r.ttft_p99_ms)} ms  "
+            f"ITL {format_number(r.itl_p99_ms)} ms{'  chosen' if r.is_chosen else ''}"
             for r in each.ratio
         ]
         lines += [*([each.ratio_note] if each.ratio_note else []), *each.transfer]

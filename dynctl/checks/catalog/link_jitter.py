@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, Severity
 from dynctl.checks.shell import quote
+from dynctl.core.units import format_number
 
 CODE = "link-jitter"
 
@@ -19,7 +20,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             )
         if best and best.num_messages >= 20 and best.p95_bytes_s < 0.4 * best.p50_bytes_s:
             facts.append(
-                f"P50 {best.p50_bytes_s * 8 / 1e9:.3g} Gb/s, 95 % of messages reached {best.p95_bytes_s * 8 / 1e9:.3g} Gb/s only"
+                f"P50 {format_number(best.p50_bytes_s * 8 / 1e9)} Gb/s, 95 % of messages reached {format_number(best.p95_bytes_s * 8 / 1e9)} Gb/s only"
             )
         if not facts:
             continue

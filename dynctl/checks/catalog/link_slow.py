@@ -7,6 +7,7 @@ from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, red_if
 from dynctl.checks.shell import quote, where
 from dynctl.core.links import SLOW_RATIO, LinkMeasurement
+from dynctl.core.units import format_number
 
 CODE = "link-slow"
 
@@ -26,9 +27,9 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             red_if((link.source_name, link.target_name) in used and rate < 0.25 * usual[0]),
             link.source_name,
             link.target_name,
-            f"{link.kind.value} to {link.target_name} moves {rate * 8 / 1e9:.3g} of {usual[0] * 8 / 1e9:.3g} Gb/s",
+            f"{link.kind.value} to {link.target_name} moves {format_number(rate * 8 / 1e9)} of {format_number(usual[0] * 8 / 1e9)} Gb/s",
             (
-                f"measured {rate * 8 / 1e9:.3g} Gb/s, {usual[1]}",
+                f"measured {format_number(rate * 8 / 1e9)} Gb/s, {usual[1]}",
                 f"device {link.source.interface if link.source else 'unknown'}, transport {link.transport or link.kind.value}",
                 *_traffic(link),
             ),
@@ -46,7 +47,10 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
 def _usual(evidence: Evidence, link: LinkMeasurement) -> tuple[float, str] | None:
     """The negotiated rate; where nobody tells it, the middle of the other links of this kind."""
     if link.nominal_bytes_s:
-        return link.nominal_bytes_s, f"negotiated {link.nominal_bytes_s * 8 / 1e9:.3g} Gb/s"
+        return (
+            link.nominal_bytes_s,
+            f"negotiated {format_number(link.nominal_bytes_s * 8 / 1e9)} Gb/s",
+        )
     rates = sorted(
         o.bytes_s
         for o in evidence.topology.links
@@ -55,7 +59,10 @@ def _usual(evidence: Evidence, link: LinkMeasurement) -> tuple[float, str] | Non
     if len(rates) < 3:
         return None
     middle = rates[len(rates) // 2]
-    return middle, f"the other {len(rates)} links have {middle * 8 / 1e9:.3g} Gb/s in the middle"
+    return (
+        middle,
+        f"the other {len(rates)} links have {format_number(middle * 8 / 1e9)} Gb/s in the middle",
+    )
 
 
 def _traffic(link: LinkMeasurement) -> list[str]:
@@ -65,7 +72,7 @@ def _traffic(link: LinkMeasurement) -> list[str]:
         if end
     ]
     return [
-        f"other traffic on {name} {end.interface}: {end.other_bytes_s * 8 / 1e9:.3g} Gb/s"
+        f"other traffic on {name} {end.interface}: {format_number(end.other_bytes_s * 8 / 1e9)} Gb/s"
         for name, end in ends
         if end.other_bytes_s and link.bytes_s and end.other_bytes_s > 0.1 * link.bytes_s
     ]

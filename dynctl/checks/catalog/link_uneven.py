@@ -6,6 +6,7 @@ from dynctl.checks.both_ends import between
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, Severity
 from dynctl.checks.shell import quote
+from dynctl.core.units import format_number
 
 CODE = "link-uneven"
 
@@ -28,7 +29,9 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             link.source_name,
             link.target_name,
             f"{link.kind.value} to {link.target_name} is {back.bytes_s / link.bytes_s:.1f} times slower than back",
-            (f"there {link.bytes_s * 8 / 1e9:.3g} Gb/s, back {back.bytes_s * 8 / 1e9:.3g} Gb/s",),
+            (
+                f"there {format_number(link.bytes_s * 8 / 1e9)} Gb/s, back {format_number(back.bytes_s * 8 / 1e9)} Gb/s",
+            ),
             "a shaper, a full queue or a damaged receiver on one side: compare error counters of both devices",
             f"ethtool -S {quote(link.source.interface)}"
             if link.source and link.source.interface
