@@ -5,13 +5,14 @@ Run: python benchmarks/bare.py PORT ENGINE_PORT…
 
 import asyncio
 import sys
+from functools import partial
 
 import httptools
 import uvloop
 
 
 class Front(asyncio.Protocol):
-    """A client's connection: whole requests go to the next engine."""
+    """A client's connection: whole requests go to the next of `pools`: how to connect, connections that are free."""
 
     def __init__(self, pools):
         self.pools, self.parts = pools, []
@@ -26,16 +27,15 @@ class Front(asyncio.Protocol):
 
     def on_message_complete(self):
         wire, self.parts = b"".join(self.parts), []
-        port, free = self.pools[0]
+        connect, free = self.pools[0]
         self.pools.append(self.pools.pop(0))
         if free:
             free.pop().carry(self, wire)
         else:
-            self.task = asyncio.ensure_future(self.connect(port, free, wire))
+            self.task = asyncio.ensure_future(self.open(connect, free, wire))
 
-    async def connect(self, port, free, wire):
-        loop = asyncio.get_running_loop()
-        _, back = await loop.create_connection(lambda: Back(free), "127.0.0.1", port)
+    async def open(self, connect, free, wire):
+        _, back = await connect(lambda: Back(free))
         back.carry(self, wire)
 
 
@@ -62,8 +62,12 @@ class Back(asyncio.Protocol):
 
 
 async def main(port, engine_ports):
-    pools = [(engine, []) for engine in engine_ports]
-    server = await asyncio.get_running_loop().create_server(lambda: Front(pools), "127.0.0.1", port)
+    loop = asyncio.get_running_loop()
+    pools = [
+        (partial(loop.create_connection, host="127.0.0.1", port=engine), [])
+        for engine in engine_ports
+    ]
+    server = await loop.create_server(lambda: Front(pools), "127.0.0.1", port)
     await server.serve_forever()
 
 

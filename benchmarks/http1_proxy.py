@@ -10,10 +10,11 @@ import signal
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
-import httptools
 import uvloop
+from bare import Front
 
 from dynctl.http1.message import forwardable
 from dynctl.http1.server import serve
@@ -59,57 +60,10 @@ class Engine(asyncio.Protocol):
         asyncio.get_running_loop().call_later(0.002, self.go_on, left - 1)
 
 
-class BareFront(asyncio.Protocol):
-    def __init__(self, free, engine):
-        self.free, self.engine = free, engine
-        self.parser, self.parts = httptools.HttpRequestParser(self), []
-
-    def connection_made(self, transport):
-        self.transport = transport
-
-    def data_received(self, data):
-        self.parts.append(data)
-        self.parser.feed_data(data)
-
-    def on_message_complete(self):
-        wire, self.parts = b"".join(self.parts), []
-        if self.free:
-            self.free.pop().carry(self, wire)
-        else:
-            self.task = asyncio.ensure_future(self.connect(wire))
-
-    async def connect(self, wire):
-        _, back = await asyncio.get_running_loop().create_unix_connection(
-            lambda: BareBack(self.free), self.engine
-        )
-        back.carry(self, wire)
-
-
-class BareBack(asyncio.Protocol):
-    def __init__(self, free):
-        self.free, self.parser = free, httptools.HttpResponseParser(self)
-
-    def connection_made(self, transport):
-        self.transport = transport
-
-    def carry(self, front, wire):
-        self.front = front
-        self.transport.write(wire)
-
-    def data_received(self, data):
-        if not self.front.transport.is_closing():
-            self.front.transport.write(data)
-        self.parser.feed_data(data)
-
-    def on_message_complete(self):
-        self.free.append(self)
-
-
 async def bare(path, engine):
-    free = []
-    return await asyncio.get_running_loop().create_unix_server(
-        lambda: BareFront(free, engine), path
-    )
+    loop = asyncio.get_running_loop()
+    pools = [(partial(loop.create_unix_connection, path=engine), [])]
+    return await loop.create_unix_server(lambda: Front(pools), path)
 
 
 class Passage:
