@@ -315,9 +315,15 @@ def _grow(
             return None
         more_p = wants_p * (1 if is_careful else max(1, num_p // 4))
         more_d = wants_d * (1 if is_careful else max(1, num_d // 4))
-        if max(more_p, more_d) > 1 and not cell.has(p, num_p + more_p, d, num_d + more_d):
-            is_careful = True
-            continue
+        if not cell.has(p, num_p + more_p, d, num_d + more_d):
+            if max(more_p, more_d) > 1:
+                is_careful = True
+                continue
+            if more_p and more_d:
+                # Links bind, and there is no room for one more at either end: the end with fewer links first.
+                more_p, more_d = (1, 0) if num_p < num_d else (0, 1)
+                if not cell.has(p, num_p + more_p, d, num_d + more_d):
+                    more_p, more_d = more_d, more_p
         num_p, num_d = num_p + more_p, num_d + more_d
     return None
 

@@ -191,7 +191,7 @@ def test_a_gpu_in_use_by_somebody_else(lab: Lab) -> None:
     # Between plan and up somebody starts a job on the second GPU; PID 1 is a process the host really has.
     busy = PRESETS["l40s-pair-one-busy"]("box")
     gpu_files.write_topology(lab["box"].root, busy)
-    refused(lab.dynctl("up", "--yes"), 4, "GPU 1", "box", "busy|in use", r"pid 1\b", "train")
+    refused(lab.dynctl("up", "--yes"), 4, "GPU 1", "box", "busy|in use", r"pid 1\b", "systemd")
     refused(lab.dynctl("plan", "--out", "other.yaml"), 4, "gpu")
     assert lab.left_on_hosts() == {}
 

@@ -5,7 +5,7 @@ import random
 import re
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dynctl.core.hardware import GpuState, Topology
@@ -138,6 +138,7 @@ def test_every_plan_keeps_its_promises(build, data):
 
 
 @given(seed=st.integers(0, 2**32))
+@example(seed=843)  # links bind, and only one end has room for more engines
 @settings(max_examples=60, deadline=None)
 def test_more_gpus_or_looser_goals_never_make_it_infeasible_nor_lower_the_goodput(build, seed):
     rng = random.Random(seed)
