@@ -18,16 +18,6 @@ from dynctl.core.deployment import EngineState as S
 from dynctl.core.plan import PlannedGpu
 from dynctl.errors import DynctlError
 
-
-def lives(pid: int) -> bool:
-    """A zombie does not: who reaps it depends on PID 1 here, and on the agent being a subreaper there."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return text[text.rfind(")") + 2] not in "ZX"
-
-
 pytestmark = pytest.mark.usefixtures("no_process_left")
 
 
@@ -161,7 +151,9 @@ def test_start_that_takes_too_long_is_ended_and_counted(supervised, engine, tool
     supervised(body)
 
 
-def test_child_that_ignores_sigterm_is_killed_with_its_grandchildren(supervised, engine, tools):
+def test_child_that_ignores_sigterm_is_killed_with_its_grandchildren(
+    supervised, engine, tools, runs
+):
     async def body(supervisor):
         wish = engine(flags={"ignore-term": "", "grandchild": ""})
         await supervisor.apply(tools.host_slice(wish))
@@ -173,12 +165,14 @@ def test_child_that_ignores_sigterm_is_killed_with_its_grandchildren(supervised,
         assert await supervisor.shutdown(now=True) == []
 
         assert members(identity) == []
-        assert not any(lives(pid) for pid in pids)
+        assert not any(runs(pid) for pid in pids)
 
     supervised(body)
 
 
-def test_what_a_dead_leader_left_behind_is_ended_before_the_next_start(supervised, engine, tools):
+def test_what_a_dead_leader_left_behind_is_ended_before_the_next_start(
+    supervised, engine, tools, runs
+):
     async def body(supervisor):
         await supervisor.apply(tools.host_slice(engine(flags={"grandchild": ""})))
         await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
@@ -188,7 +182,7 @@ def test_what_a_dead_leader_left_behind_is_ended_before_the_next_start(supervise
         os.kill(first.pid, signal.SIGKILL)
         await tools.until(supervisor, lambda: tools.state(supervisor) is S.STARTING)
 
-        assert not lives(orphan)
+        assert not runs(orphan)
         await supervisor.shutdown(now=True)
 
     supervised(body)

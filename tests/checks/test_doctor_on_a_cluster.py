@@ -9,8 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
@@ -148,12 +146,10 @@ def test_another_plan_than_the_running_one_is_said(cluster):
     assert holds(finding)
 
 
-def test_left_over_engines_are_found_once_their_agent_is_dead(cluster):
+def test_left_over_engines_are_found_once_their_agent_is_dead(cluster, ended):
     pid = cluster.agent_pid()
     os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    ended(pid)
     finding = orphans_of(cluster)
 
     assert finding is not None
