@@ -16,7 +16,6 @@ from dynctl.router.config import (
     RouterConfig,
     TlsFiles,
     is_loopback,
-    make_settings,
     split_listen,
 )
 
@@ -174,7 +173,6 @@ def _router(
         server_tls=server_tls,
         allow_insecure_listen=router.allow_insecure_listen,
     )
-    make_settings(dict(router.settings))  # refuses unknown names here, not on the host
     content = msgspec.to_builtins(config)
     content["settings"] = dict(router.settings)
     return RouterUnit(f"{planned.name}-router", planned.name, content, planned.router.listen)

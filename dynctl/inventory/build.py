@@ -14,6 +14,7 @@ from dynctl.core.inventory import (
     RouterWish,
 )
 from dynctl.core.plan import Parallelism, Role
+from dynctl.core.router_settings import NAMES, fault_of
 from dynctl.core.text import is_name
 from dynctl.core.workload import Slo, Workload
 from dynctl.inventory.interpolate import is_secret_reference
@@ -61,6 +62,7 @@ def deployments_of(
             )
         firsts.setdefault(part.name, loc)
         _check_engine(wish, part, loc, plugins.engines, values)
+        _check_pools(wish, loc, values)
         _check_router(wish, loc, plugins.policies, has_keys, values)
         _check_slo(part.slo, loc, values)
         if hosts is not None:
@@ -212,6 +214,19 @@ def _check_vllm(wish: DeploymentWish, loc: Loc, values: Values) -> None:
         )
 
 
+def _check_pools(wish: DeploymentWish, loc: Loc, values: Values) -> None:
+    """Prefill and decode serve together or not at all."""
+    roles = [pool.role for pool in wish.pools]
+    for index, role in enumerate(roles):
+        other = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}.get(role)
+        if other is not None and other not in roles:
+            values.report(
+                (*loc, "pools", index, "role"),
+                f"a {role.value} pool without a {other.value} pool serves nothing",
+                f"add a pool with role: {other.value}, or make it role: aggregated",
+            )
+
+
 def _check_router(
     wish: DeploymentWish, loc: Loc, policies: Sequence[str], has_keys: bool, values: Values
 ) -> None:
@@ -219,6 +234,11 @@ def _check_router(
     if router.policy not in policies:
         text = f"no routing policy is called {shown(router.policy)}"
         values.report((*here, "policy"), text, suggest(router.policy, policies))
+    for name, value in router.settings:
+        if fault := fault_of(name, value):
+            hint = suggest(name, NAMES) or "dynctl config schema lists them with their defaults"
+            known = name in NAMES
+            values.report_key((*here, "settings", name), fault, "" if known else hint)
     match = _LISTEN.match(router.listen)
     if match is None or int(match[2]) > 65535:
         values.report((*here, "listen"), f"{shown(router.listen)} is no HOST:PORT")

@@ -250,7 +250,10 @@ _SYNTAX_HINTS = (
     ),
     ("expected key", "this line is indented differently from the ones it belongs to"),
     ("block end", "this line is indented differently from the ones it belongs to"),
-    ("expected ',' or ']'", "a list opened by [ is not closed"),
+    (
+        "expected ',' or ']'",
+        'a list opened by [ is not closed, or holds a range without quotes: write ["gpu-[01-04]"]',
+    ),
     ("expected ',' or '}'", "a mapping opened by { is not closed"),
     ("unexpected end of stream", "a quote is not closed"),
 )

@@ -16,6 +16,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from dynctl.core.router_settings import DEFAULTS, NAMES
 from dynctl.core.units import parse_bytes
 
 SSH_PATTERN_TAG, HOST_TAG, TEXT_TAG, LIST_TAG = "<ssh>", "<host>", "<text>", "<list>"
@@ -76,6 +77,24 @@ Size = Annotated[
     BeforeValidator(_size),
     Field(gt=0),
     WithJsonSchema({"type": ["string", "integer"], "examples": ["80GiB"]}),
+]
+
+Settings = Annotated[
+    dict[Text, Float],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                name: {
+                    "type": "integer" if isinstance(getattr(DEFAULTS, name), int) else "number",
+                    "minimum": 0,
+                    "default": getattr(DEFAULTS, name),
+                }
+                for name in NAMES
+            },
+        }
+    ),
 ]
 
 
@@ -277,7 +296,7 @@ class RouterPart(_Part):
     """Certificate chain, a file on the operator's machine."""
     tls_key: Text | None = None
     """Its private key."""
-    settings: dict[Text, float] = Field(default_factory=dict)
+    settings: Settings = Field(default_factory=dict)
     """Limits and rates of the router by name, where they shall differ from the defaults."""
 
 

@@ -1,0 +1,115 @@
+"""Limits and rates of a router, each with its default; an inventory and a router's own file name those that differ.
+
+Not here: what a router does with them.
+Pure.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from dynctl.core.units import GIB, MIB
+from dynctl.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Limits and defaults; every one can be set in the configuration."""
+
+    max_retries: int = 2
+    """Further attempts before the first byte, each on another engine where there is one."""
+    retry_budget_ratio: float = 0.2
+    """Retries under way may be this share of the requests in flight …"""
+    retry_budget_floor: int = 3
+    """… but at least this many."""
+    connect_timeout_s: float = 2.0
+    first_token_timeout_s: float = 30.0
+    """Or four times the predicted time to first token, whichever is longer."""
+    gap_timeout_s: float = 20.0
+    """Without a token while other streams of the engine stand still too; three times that otherwise."""
+    body_timeout_s: float = 600.0
+    """For a whole answer that is not streamed."""
+    queue_limit: int = 2000
+    queue_timeout_s: float = 10.0
+    default_slots: int = 256
+    """Requests an engine takes at once where it does not say its limit of sequences."""
+    prefill_tokens_s: float = 10_000.0
+    """Prefill rate assumed until learned."""
+    prefill_base_ms: float = 5.0
+    itl_ms: float = 15.0
+    """Inter-token latency of a batch of one assumed until learned."""
+    itl_slope_ms: float = 0.1
+    """What each further running sequence adds to it, until learned."""
+    transfer_ms_per_token: float = 0.005
+    """What moving a token's KV to a decode engine is assumed to cost: 100 KiB a token at 20 GB/s."""
+    transfer_setup_ms: float = 2.0
+    """What a transfer is assumed to cost before its first byte; both are learned per pair of engines."""
+    transfer_max_bytes: int = 0
+    """Larger prompts are computed where they are generated; 0: no limit."""
+    kv_bytes_per_token: int = 0
+    """Of the model's KV; 0: not known, and no limit in bytes applies."""
+    conditional_prefill: int = 1
+    """With pools: 1 decides per request whether to prefill elsewhere and copy, or on the decode engine; 0 always copies."""
+    decode_stall: float = 1.0
+    """What a millisecond of prefill on a decode engine costs each sequence it runs, in milliseconds. A guess."""
+    near_ms: float = 1.0
+    """Candidates whose cost is within this of the best …"""
+    near_ratio: float = 0.02
+    """… or within this share of it count as equal; one of them is taken at random."""
+    local_prefill_max_tokens: int = 0
+    """With prefill/decode pools: up to this many uncached tokens the decode engine prefills itself."""
+    kv_lease_s: float = 30.0
+    """How long a prefill engine keeps the blocks it promised."""
+    kv_lease_margin_s: float = 15.0
+    """Unused transfer parameters are given to another decode engine only with this much of the lease left."""
+    index_max_bytes: int = GIB
+    decisions: int = 10_000
+    """Decisions kept for `/decisions`."""
+    short_request_chars: int = 512
+    """Prompts of fewer characters are not tokenised and routed by load alone: their prefill is cheaper than to find out
+    where it is cached. 0: every prompt is tokenised."""
+    inline_tokenize_chars: int = 1024
+    """Longer prompts are tokenised in a thread, off the event loop."""
+    token_cache_bytes: int = 64 * MIB
+    max_body_bytes: int = 16 * MIB
+    max_prompts: int = 64
+    max_n: int = 16
+    max_json_depth: int = 64
+    drain_s: float = 120.0
+    """After SIGTERM running requests may take this long."""
+    probe_s: float = 60.0
+    """How often each engine is asked a question of the router's own twice, to see that its cache works; 0: never."""
+    warm_prefixes: int = 8
+    """So many of the prefixes most conversations begin with are computed on an engine that joins others, before clients
+    ask for them there; 0: none."""
+    engine_poll_s: float = 2.0
+    """How often an engine without a relay is asked for its health."""
+
+
+DEFAULTS = Settings()
+NAMES = tuple(Settings.__dataclass_fields__)
+
+
+def fault_of(name: str, value: float) -> str:
+    """Say what is wrong with one setting; empty when nothing is."""
+    if name not in NAMES:
+        return f"no router setting is called {name}"
+    if not (math.isfinite(value) and value >= 0):
+        return f"the router setting {name} is at least 0, not {value:g}"
+    if isinstance(getattr(DEFAULTS, name), int) and value != int(value):
+        return f"the router setting {name} is a whole number, not {value:g}"
+    return ""
+
+
+def make_settings(values: Mapping[str, float]) -> Settings:
+    """Build settings from the ones that differ from their defaults.
+
+    Raises:
+        UsageError: when a name is unknown or a value makes no sense.
+    """
+    faults = [fault for name, value in sorted(values.items()) if (fault := fault_of(name, value))]
+    if faults:
+        raise UsageError("; ".join(faults), f"settings are: {', '.join(NAMES)}")
+    return replace(
+        DEFAULTS, **{name: type(getattr(DEFAULTS, name))(v) for name, v in values.items()}
+    )
