@@ -64,6 +64,18 @@ def tokenizer_paths(plan: Plan, inventory: Inventory) -> dict[str, list[str]]:
     return paths
 
 
+def copied_paths(plan: Plan, inventory: Inventory) -> dict[str, list[str]]:
+    """Paths, below the roots of routers' hosts, of the tokenizers that are copied there, by host."""
+    wishes = {wish.name: wish for wish in inventory.deployments}
+    paths: dict[str, list[str]] = {}
+    for planned in plan.deployments:
+        if tokenizer_source(planned, wishes[planned.name]) is not None:
+            paths.setdefault(planned.router.host_name, []).extend(
+                f"tokenizers/{planned.name}/{name}" for name in TOKENIZER_FILES
+            )
+    return paths
+
+
 def secret_paths(inventory: Inventory) -> list[str]:
     """Paths, below a host's root, of all secrets the inventory's deployments may need there."""
     return [

@@ -1,6 +1,6 @@
 """`up` in three stages: compare, check, change. IO: ssh, HTTP, files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynctl.agents.protocol import AgentStatus
@@ -9,7 +9,13 @@ from dynctl.core.inventory import Inventory
 from dynctl.core.plan import Plan
 from dynctl.deploy.apply import Tell, Work, apply, wait_ready
 from dynctl.deploy.diff import diff
-from dynctl.deploy.goals import make_goals, secret_paths, server_tls_paths, tokenizer_paths
+from dynctl.deploy.goals import (
+    copied_paths,
+    make_goals,
+    secret_paths,
+    server_tls_paths,
+    tokenizer_paths,
+)
 from dynctl.deploy.lock import hold_lock
 from dynctl.deploy.observe import observe, seats_of
 from dynctl.deploy.preflight import Problem, preflight
@@ -58,13 +64,9 @@ async def compare(
         inventory, {h.name: (h.machine_id, fleet.remote(h.name).identity) for h in topology.hosts}
     )
     seats = seats_of(inventory, fleet, topology.hosts)
-    sources = tokenizer_paths(plan, inventory)
-    routers = {d.router.host_name: d.name for d in plan.deployments}
+    sources, copies = tokenizer_paths(plan, inventory), copied_paths(plan, inventory)
     managed = [*FILE_PATHS, *secret_paths(inventory), *server_tls_paths(inventory)]
-    files = {
-        name: [*managed, *sources.get(name, []), *_tokenizer_files(routers.get(name), sources)]
-        for name in seats
-    }
+    files = {name: [*managed, *sources.get(name, ()), *copies.get(name, ())] for name in seats}
     states: dict[str, HostState] = {}
     for name, result in (await observe(inventory, fleet, seats, files)).items():
         if isinstance(result, DynctlError):
@@ -77,13 +79,6 @@ async def compare(
 
 def _has_trust_problem(topology: Topology, names: Sequence[str]) -> bool:
     return any(f.name in names and f.exit_code == ExitCode.TRUST for f in topology.failures)
-
-
-def _tokenizer_files(deployment: str | None, sources: Mapping[str, list[str]]) -> list[str]:
-    if deployment is None:
-        return []
-    names = sorted({path.rsplit("/", 1)[-1] for paths in sources.values() for path in paths})
-    return [f"tokenizers/{deployment}/{name}" for name in names]
 
 
 async def check(comparison: Comparison, topology: Topology) -> list[Problem]:
