@@ -104,10 +104,11 @@ class Router:
             while not self.desk.can_serve() and not self._watch.done():  # noqa: ASYNC110 - it follows from many things
                 await asyncio.sleep(_LOOK_S)
             self.port = await entrance.open(await _taken(sockets.predecessor))
-            if sockets.admin is not None:
-                await entrance.open_admin(sockets.admin)
         if sockets.offer is not None:
             self._offer = Offer(sockets.offer, entrance.descriptors)
+        if sockets.predecessor is not None and sockets.admin is not None:
+            # Last of all: once it says there that it is ready, another may follow it.
+            await entrance.open_admin(sockets.admin)
 
     async def __aexit__(self, *_: object) -> None:
         """Cut what is still under way and close everything; `drain` first for a polite end."""
