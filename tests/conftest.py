@@ -1,12 +1,16 @@
-"""What tests of every package share: waiting for what another process does, in whatever order things are scheduled."""
+"""What tests of every package share: waiting for what another process does, and ports nobody else takes."""
 
+import asyncio
+import contextlib
+import secrets
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 """Only catches hangs: also on a busy machine everything waited for happens long before."""
 
 
@@ -16,6 +20,15 @@ def _until(holds: Callable[[], object], what: str = "", limit_s: float = LIMIT_S
     while not holds():
         assert time.monotonic() < deadline_s, f"not within {limit_s:g} s: {what or holds}"
         time.sleep(0.01)
+
+
+async def _eventually(
+    holds: Callable[[], object], what: str = "", limit_s: float = LIMIT_S
+) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < deadline_s, f"not within {limit_s:g} s: {what or holds}"
+        await asyncio.sleep(0.005)
 
 
 def _runs(pid: int) -> bool:
@@ -28,7 +41,6 @@ def _runs(pid: int) -> bool:
 
 
 def _ended(pid: int) -> None:
-    """Wait until a process has ended: a signal that was sent takes effect when the kernel gets to it."""
     _until(lambda: not _runs(pid), f"process {pid} ends")
 
 
@@ -39,6 +51,12 @@ def until() -> Callable[..., None]:
 
 
 @pytest.fixture(scope="session")
+def eventually() -> Callable[..., object]:
+    """`await eventually(holds, what)` lets the event loop run until something is true."""
+    return _eventually
+
+
+@pytest.fixture(scope="session")
 def runs() -> Callable[[int], bool]:
     """`runs(pid)`: whether a process has not ended."""
     return _runs
@@ -46,5 +64,33 @@ def runs() -> Callable[[int], bool]:
 
 @pytest.fixture(scope="session")
 def ended() -> Callable[[int], None]:
-    """`ended(pid)` waits for a process to end. In a coroutine: `await asyncio.to_thread(ended, pid)`."""
+    """`ended(pid)` waits for a process to end. In a coroutine: `await asyncio.to_thread(ended, pid)`.
+
+    A signal that was sent takes effect when the kernel gets to it.
+    """
     return _ended
+
+
+@pytest.fixture(scope="session")
+def free_ports() -> Iterator[Callable[..., int]]:
+    """`free_ports(n)`: the first of n loopback ports in a row, for a program that is told where to listen.
+
+    They are held without listening: nobody else is given them, and a program may still listen there, since all of
+    them set SO_REUSEADDR. They lie below those the kernel takes for connections.
+    """
+    with contextlib.ExitStack() as held:
+
+        def hold(count: int = 1) -> int:
+            for _ in range(1000):
+                first = 10_000 + secrets.randbelow(10_000)
+                with contextlib.ExitStack() as tried, contextlib.suppress(OSError):
+                    for port in range(first, first + count):
+                        one = tried.enter_context(socket.socket())
+                        one.bind(("127.0.0.1", port))
+                        # Not before: two who both say so may hold the same port.
+                        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    held.push(tried.pop_all())
+                    return first
+            raise AssertionError(f"no {count} free ports in a row")
+
+        yield hold

@@ -17,19 +17,19 @@ import pytest
 
 from dynctl.agents.client import AgentClient
 from dynctl.agents.host.logs import LogLimits
-from dynctl.agents.host.processes import tagged
+from dynctl.agents.host.processes import send, tagged
 from dynctl.agents.lifecycle import RestartPolicy
 from dynctl.agents.protocol import EngineWish, HostSlice
 from dynctl.agents.root import Root
 from dynctl.agents.starting import Settings
 from dynctl.agents.supervisor import Supervisor
-from dynctl.core.deployment import EngineState
+from dynctl.core.deployment import EngineState, UnitStatus
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 QUICK = Settings(
     restart=RestartPolicy(first_s=0.05, most_s=0.2),
     drain_grace_s=0.05,
-    drain_limit_s=10.0,
+    drain_limit_s=60.0,
     now_limit_s=0.3,
     watch_s=0.1,
     log=LogLimits(max_bytes=200_000),
@@ -41,20 +41,15 @@ def root_path():
     """A directory with a short name, and at the end no process that was started under it."""
     path = Path(tempfile.mkdtemp(prefix="dy", dir="/tmp"))
     yield path
-    left = tagged(str(path))
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
+    send(list(tagged(str(path))), signal.SIGKILL)
     shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture
-def no_process_left(root_path):
+def no_process_left(root_path, until):
     """Fails when processes are still there after the test."""
     yield
-    deadline_s = time.monotonic() + 3
-    while tagged(str(root_path)) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert tagged(str(root_path)) == {}
+    until(lambda: not tagged(str(root_path)), "no process of the test runs any more")
 
 
 @pytest.fixture
@@ -86,7 +81,7 @@ def host_slice(*engines: EngineWish, generation: int = 1, fence: int = 0, **fiel
     return HostSlice("lab", "h0", generation, fence, engines=engines, **fields)
 
 
-async def until(supervisor: Supervisor, holds: Callable[[], bool], limit_s: float = 20) -> None:
+async def until(supervisor: Supervisor, holds: Callable[[], bool], limit_s: float = 60) -> None:
     """Wait until something holds; fails with the status otherwise."""
     deadline_s = time.monotonic() + limit_s
     while not holds():
@@ -127,7 +122,7 @@ class AgentProcess:
         env |= {n: v for n, v in os.environ.items() if n in ("PYTHONPATH", "NOTIFY_SOCKET")}
         argv = [sys.executable, "-sP", "-m", "dynctl.agents", "--root", str(root_path)]
         self.process = subprocess.Popen(argv, stderr=self._log, env=env, start_new_session=True)
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + 60
         while not self._answers():
             assert self.process.poll() is None, self.log()
             assert time.monotonic() < deadline_s, self.log()
@@ -149,7 +144,7 @@ class AgentProcess:
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
-        code = self.process.wait(15)
+        code = self.process.wait(60)
         self._log.close()
         return code
 
@@ -167,6 +162,26 @@ def agent(root_path):
     yield start
     for one in started:
         one.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def remembered(root_path, until) -> Callable[..., None]:
+    """`remembered(*units)`: waits until an agent has written down what it said of them; it can be killed in between."""
+
+    def wait(*units: UnitStatus) -> None:
+        told = {(unit.id, unit.state, unit.pid) for unit in units}
+
+        def is_written() -> bool:
+            kept = Root(root_path).load_memory().units
+            return told <= {
+                (unit.id, unit.state, unit.run.identity.pid)
+                for unit in kept
+                if unit.run and unit.run.identity
+            }
+
+        until(is_written, f"units.json holds {told}")
+
+    return wait
 
 
 @pytest.fixture

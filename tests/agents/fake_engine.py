@@ -59,7 +59,9 @@ class Handler(BaseHTTPRequestHandler):
         if wish.get("model") != self.options.model:
             self._send({"error": {"message": "no such model"}}, 404)
             return
-        while Path(self.options.hang_file).exists():
+        hang = Path(self.options.hang_file)
+        while hang.exists():
+            hang.with_name(f"{hang.name}.asked").touch()
             time.sleep(0.05)
         time.sleep(self.options.think)
         self._send({"choices": [{"text": "1"}]})

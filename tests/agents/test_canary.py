@@ -11,31 +11,31 @@ from dynctl.core.deployment import EngineState as S
 
 pytestmark = pytest.mark.usefixtures("no_process_left")
 
-SETTINGS = CanarySettings(look_s=0.1, answer_s=0.5, cpu_answer_s=0.5, stall_s=1.0)
+# Only the limit a test is about is short, so that a busy machine makes no engine look hung.
+SETTINGS = CanarySettings(look_s=0.1, answer_s=60.0, cpu_answer_s=60.0, stall_s=60.0)
 
 
 @pytest.fixture
 def watched(supervised, engine, tools):
     """Runs a body with one ready engine, whose faults are files."""
 
-    def run(body, flags, settings=SETTINGS):
+    def run(body, flags, **limits):
         async def with_engine(supervisor):
             await supervisor.apply(tools.host_slice(engine(flags=flags)))
             await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
             await body(supervisor, supervisor.units["e0"])
             await supervisor.shutdown(now=True)
 
-        supervised(with_engine, replace(tools.QUICK, canary=settings))
+        supervised(with_engine, replace(tools.QUICK, canary=replace(SETTINGS, **limits)))
 
     return run
 
 
-def test_idle_engine_that_gives_no_token_is_restarted(watched, tools, root_path):
+def test_idle_engine_that_gives_no_token_is_restarted(watched, tools, root_path, monkeypatch):
     hang = root_path / "hang"
+    monkeypatch.setattr("dynctl.agents.canary._FIRST_ANSWER_S", 0.5)
 
     async def body(supervisor, unit):
-        # It has answered a first time, so its usual time is known.
-        await asyncio.sleep(0.5)
         first = unit.run.incarnation
         hang.touch()
         await tools.until(supervisor, lambda: unit.run is None or unit.run.incarnation != first)
@@ -44,7 +44,7 @@ def test_idle_engine_that_gives_no_token_is_restarted(watched, tools, root_path)
         await tools.until(supervisor, lambda: unit.life.state is S.READY)
         assert unit.life.num_restarts == 1
 
-    watched(body, {"hang-file": str(hang)})
+    watched(body, {"hang-file": str(hang)}, cpu_answer_s=0.5)
 
 
 def test_requests_without_a_step_for_long_are_a_hang(watched, tools, root_path):
@@ -57,7 +57,7 @@ def test_requests_without_a_step_for_long_are_a_hang(watched, tools, root_path):
         assert "made no step" in unit.life.last_error
         busy.unlink()
 
-    watched(body, {"hang-file": str(hang), "busy-file": str(busy)})
+    watched(body, {"hang-file": str(hang), "busy-file": str(busy)}, stall_s=1.0)
 
 
 @pytest.mark.parametrize("fault", ["busy", "slow"])
@@ -77,14 +77,16 @@ def test_engine_that_works_is_never_restarted(watched, root_path, fault):
         assert unit.run.incarnation == first
         assert unit.life.state is S.READY
 
-    settings = replace(SETTINGS, stall_s=30.0)
     # Its own time, three times over, is far above what a busy test machine adds.
-    watched(body, flags | ({"think": "1.5"} if fault == "slow" else {}), settings)
+    slow = (flags | {"think": "1.5"}, {"cpu_answer_s": 0.5})
+    told, limits = slow if fault == "slow" else (flags, {})
+    watched(body, told, **limits)
 
 
-def test_starved_host_concludes_nothing(watched, tools, root_path, monkeypatch):
+def test_starved_host_concludes_nothing(watched, root_path, monkeypatch):
     hang = root_path / "hang"
     monkeypatch.setattr("dynctl.agents.canary._LATE_S", -10.0)
+    monkeypatch.setattr("dynctl.agents.canary._FIRST_ANSWER_S", 0.5)
 
     async def body(supervisor, unit):
         first = unit.run.incarnation
@@ -93,4 +95,4 @@ def test_starved_host_concludes_nothing(watched, tools, root_path, monkeypatch):
         assert unit.run.incarnation == first
         hang.unlink()
 
-    watched(body, {"hang-file": str(hang)})
+    watched(body, {"hang-file": str(hang)}, cpu_answer_s=0.5)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,11 @@ FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 
 
 @pytest.fixture
-def server(tmp_path):
+def server(tmp_path, until):
     """A fake OpenAI server on a loopback port, not started by any agent."""
     running = []
 
-    def start(port: int = 0) -> tuple[int, subprocess.Popen]:
+    def start(port: int) -> subprocess.Popen:
         out = tmp_path / f"port{len(running)}"
         argv = [
             sys.executable,
@@ -34,16 +33,18 @@ def server(tmp_path):
         ]
         process = subprocess.Popen(argv)
         running.append(process)
-        deadline_s = time.monotonic() + 10
-        while not out.exists() or not out.read_text():
-            assert time.monotonic() < deadline_s
-            time.sleep(0.02)
-        return int(out.read_text()), process
+        until(out.exists, "the server listens")
+        return process
 
     yield start
     for process in running:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def port(free_ports):
+    return free_ports()
 
 
 def wish(port):
@@ -52,8 +53,8 @@ def wish(port):
     )
 
 
-def test_adopted_server_is_ready_and_survives_shutdown(supervised, tools, server):
-    port, process = server()
+def test_adopted_server_is_ready_and_survives_shutdown(supervised, tools, server, port):
+    process = server(port)
 
     async def body(supervisor):
         await supervisor.apply(tools.host_slice(wish(port)))
@@ -69,9 +70,9 @@ def test_adopted_server_is_ready_and_survives_shutdown(supervised, tools, server
 
 
 def test_server_that_goes_away_is_waited_for_and_comes_back_as_a_new_incarnation(
-    supervised, tools, server
+    supervised, tools, server, port
 ):
-    port, process = server()
+    process = server(port)
 
     async def body(supervisor):
         await supervisor.apply(tools.host_slice(wish(port)))
@@ -89,8 +90,8 @@ def test_server_that_goes_away_is_waited_for_and_comes_back_as_a_new_incarnation
     supervised(body)
 
 
-def test_next_supervisor_takes_it_over_under_the_same_incarnation(supervised, tools, server):
-    port, _ = server()
+def test_next_supervisor_takes_it_over_under_the_same_incarnation(supervised, tools, server, port):
+    server(port)
     seen = []
 
     async def first(supervisor):
@@ -107,8 +108,8 @@ def test_next_supervisor_takes_it_over_under_the_same_incarnation(supervised, to
     supervised(second)
 
 
-def test_wrong_model_is_final(supervised, tools, server):
-    port, _ = server()
+def test_wrong_model_is_final(supervised, tools, server, port):
+    server(port)
 
     async def body(supervisor):
         other = EngineWish(

@@ -110,7 +110,7 @@ def test_hanging_driver_gives_an_error_not_a_hanging_agent(monkeypatch):
         monkeypatch.setattr(gpus, "read_now", hang)
         assert "did not answer" in (await reader.read()).error
         release.set()
-        monkeypatch.setattr(gpus, "_LIMIT_S", 5.0)
+        monkeypatch.setattr(gpus, "_LIMIT_S", 60.0)
         assert (await reader.read()).lost == (1,)
 
     asyncio.run(body())
@@ -118,7 +118,7 @@ def test_hanging_driver_gives_an_error_not_a_hanging_agent(monkeypatch):
 
 @pytest.fixture
 def stranger():
-    process = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["sleep", "600"])
     yield process.pid
     process.kill()
     process.wait()
@@ -142,9 +142,10 @@ def test_gpu_held_by_a_stranger_is_refused_naming_it(supervised, engine, tools, 
 
 
 def test_dead_holder_that_nvml_still_lists_is_no_obstacle(
-    supervised, engine, tools, nvml, stranger
+    supervised, engine, tools, nvml, stranger, ended
 ):
     os.kill(stranger, 9)
+    ended(stranger)
     nvml(holders=[("GPU-a", stranger, 1)])
 
     async def body(supervisor):

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from dynctl.agents.host.processes import Identity, Watched
 from dynctl.core.deployment import EngineState as S
 from dynctl.errors import EngineError
 
-SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def test_exit_status_of_a_child_is_known(spawn):
             (["-c", "import os; os.abort()"], -6),
         ):
             watched = Watched(spawn([sys.executable, "-S", *code]))
-            assert await asyncio.wait_for(watched.gone, 10) == expected
+            assert await asyncio.wait_for(watched.gone, 60) == expected
 
     asyncio.run(body())
 
@@ -56,7 +55,7 @@ def test_process_of_someone_else_is_watched_without_its_status():
         watched = Watched(Identity(process.pid, int(stat[19]), "x"))
         process.kill()
         process.wait()
-        assert await asyncio.wait_for(watched.gone, 10) in (None, -9)
+        assert await asyncio.wait_for(watched.gone, 60) in (None, -9)
 
     asyncio.run(body())
 
@@ -73,13 +72,11 @@ def test_closed_watch_leaves_the_process_alone(spawn):
     asyncio.run(body())
 
 
-def test_identity_needs_pid_start_time_and_tag(spawn):
+def test_identity_needs_pid_start_time_and_tag(spawn, until):
     identity = spawn()
     # The kernel shows a program's environment a moment after it has begun.
     environ = Path(f"/proc/{identity.pid}/environ")
-    deadline_s = time.monotonic() + 10
-    while not environ.read_bytes() and time.monotonic() < deadline_s:
-        time.sleep(0.001)
+    until(environ.read_bytes, "the environment is shown")
 
     assert processes.is_same(identity)
     assert not processes.is_same(Identity(identity.pid, identity.start_ticks + 1, "inc1"))
@@ -91,10 +88,10 @@ def test_name_with_parentheses_and_spaces_does_not_confuse(tmp_path, spawn):
     odd = tmp_path / "a) R 1 (b"
     odd.symlink_to("/bin/sleep")
 
-    assert processes.is_same(spawn([str(odd), "60"]))
+    assert processes.is_same(spawn([str(odd), "600"]))
 
 
-def test_members_include_those_that_left_session_or_parent(spawn):
+def test_members_include_those_that_left_session_or_parent(spawn, eventually):
     code = (
         "import subprocess, sys, time\n"
         f"sleep = {SLEEP!r}\n"
@@ -103,19 +100,18 @@ def test_members_include_those_that_left_session_or_parent(spawn):
         # Its environment is gone, as with programs that rename themselves.
         "subprocess.Popen(sleep, env={})\n"
         "print('up', flush=True)\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     identity = spawn([sys.executable, "-S", "-c", code])
 
     async def body():
-        while len(processes.members(identity)) < 4:
-            await asyncio.sleep(0.02)
+        await eventually(lambda: len(processes.members(identity)) == 4, "all have started")
         os.kill(identity.pid, signal.SIGKILL)
         os.waitpid(identity.pid, 0)
-        assert len(processes.members(identity)) == 3
-        assert await processes.end_group(identity, 5) == []
+        await eventually(lambda: len(processes.members(identity)) == 3, "all others are found")
+        assert await processes.end_group(identity, 60) == []
 
-    asyncio.run(asyncio.wait_for(body(), 20))
+    asyncio.run(body())
 
 
 def test_missing_program_is_an_error_that_names_it(spawn):
@@ -131,7 +127,7 @@ def test_boot_identity_tells_containers_reboots_apart():
 
 
 @pytest.mark.parametrize(("mode", "flags"), [("user", ["--user"]), ("system", [])])
-def test_scope_wraps_the_program_without_changing_its_pid(tmp_path, spawn, mode, flags):
+def test_scope_wraps_the_program_without_changing_its_pid(tmp_path, spawn, until, mode, flags):
     """A stand-in for systemd-run that notes its words and becomes the program, as the real one does."""
     fake = tmp_path / "systemd-run"
     fake.write_text(
@@ -148,13 +144,10 @@ def test_scope_wraps_the_program_without_changing_its_pid(tmp_path, spawn, mode,
     finally:
         os.environ["PATH"] = old_path
 
-    async def body():
-        # It is the shell script first, and then, under the same PID, the program.
-        program = os.fsencode(sys.executable)
-        while not Path(f"/proc/{identity.pid}/cmdline").read_bytes().startswith(program):
-            await asyncio.sleep(0.01)
-
-    asyncio.run(asyncio.wait_for(body(), 10))
+    # It is the shell script first, and then, under the same PID, the program.
+    program = os.fsencode(sys.executable)
+    line = Path(f"/proc/{identity.pid}/cmdline")
+    until(lambda: line.read_bytes().startswith(program), "the program runs")
     words = (tmp_path / "words").read_text().split("--\n")[0].split()
     assert words[:5] == [
         "--scope",

@@ -19,14 +19,6 @@ from dynctl.router.config import RelayTarget, RouterConfig, TlsFiles
 pytestmark = pytest.mark.usefixtures("no_process_left")
 
 
-def free_ports(count):
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
 @pytest.fixture
 def tls(root_path):
     authority = ensure_authority(root_path / "ca")
@@ -40,8 +32,8 @@ def tls(root_path):
 
 
 @pytest.fixture
-def whole(engine, tls):
-    relay_port, router_port = free_ports(2)
+def whole(engine, tls, free_ports):
+    relay_port, router_port = free_ports(), free_ports()
     config = RouterConfig(
         listen=f"127.0.0.1:{router_port}",
         deployment="chat",
@@ -60,7 +52,7 @@ def whole(engine, tls):
 
 
 async def until_ready(client):
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 60
     while True:
         units = (await client.status()).units
         if units and all(unit.state is S.READY for unit in units):
@@ -69,14 +61,18 @@ async def until_ready(client):
         await asyncio.sleep(0.1)
 
 
+async def beside(client):
+    return (await client.status()).asides
+
+
 async def complete(url):
     body = {"model": "m", "prompt": "hi", "max_tokens": 1}
     async with httpx.AsyncClient() as http:
-        return await http.post(f"{url}/v1/completions", json=body, timeout=20)
+        return await http.post(f"{url}/v1/completions", json=body, timeout=60)
 
 
 def test_request_goes_through_router_and_relay_also_after_the_agent_was_replaced(
-    agent, whole, root_path
+    agent, whole, root_path, remembered
 ):
     one = agent()
 
@@ -92,6 +88,7 @@ def test_request_goes_through_router_and_relay_also_after_the_agent_was_replaced
             return units
 
     before = asyncio.run(up())
+    remembered(*before.values())
     one.end(signal.SIGKILL)
     assert asyncio.run(complete(before["router-chat"].url)).status_code == 200
 
@@ -106,9 +103,9 @@ def test_request_goes_through_router_and_relay_also_after_the_agent_was_replaced
             }
             # The relay has found the new agent: a restart of the engine reaches the router.
             await client.restart("e0")
-            await asyncio.sleep(0.3)
-            await until_ready(client)
-            deadline_s = time.monotonic() + 15
+            while (await until_ready(client))["e0"].pid == units["e0"].pid:
+                await asyncio.sleep(0.1)
+            deadline_s = time.monotonic() + 60
             while (await complete(units["router-chat"].url)).status_code != 200:
                 assert time.monotonic() < deadline_s
                 await asyncio.sleep(0.1)
@@ -118,15 +115,16 @@ def test_request_goes_through_router_and_relay_also_after_the_agent_was_replaced
             await client.shutdown()
 
     asyncio.run(again())
-    assert two.process.wait(10) == 0
+    assert two.process.wait(60) == 0
     assert tagged(str(root_path)) == {}
 
 
 def test_agent_that_dies_during_a_hand_over_leaves_it_to_the_next_one(
-    agent, whole, engine, root_path
+    agent, whole, engine, root_path, eventually, remembered
 ):
     """The predecessor lets a long answer end, whoever is the agent by then, and nothing is left at the end."""
-    slow = replace(whole, engines=(engine(flags={"think": "6"}),))
+    hang = root_path / "hang"
+    slow = replace(whole, engines=(engine(flags={"hang-file": str(hang)}),))
     one = agent()
 
     async def hand_over():
@@ -134,15 +132,20 @@ def test_agent_that_dies_during_a_hand_over_leaves_it_to_the_next_one(
             await client.put_slice(slow)
             before = await until_ready(client)
             url = before["router-chat"].url
+            hang.touch()
             answer = asyncio.create_task(complete(url))
-            await asyncio.sleep(0.5)
+            await eventually((root_path / "hang.asked").exists, "the engine has the request")
             await client.restart("router-chat")
-            while (await client.status()).asides[0].state is not S.DRAINING:
+            deadline_s = time.monotonic() + 60
+            while S.DRAINING not in {unit.state for unit in await beside(client)}:
+                assert time.monotonic() < deadline_s
                 await asyncio.sleep(0.05)
             after = await until_ready(client)
             assert after["router-chat"].pid != before["router-chat"].pid
             assert after["router-chat"].num_restarts == 0
+            await asyncio.to_thread(remembered, *after.values(), *await beside(client))
             one.end(signal.SIGKILL)
+            hang.unlink()
             return before, after, await answer
 
     before, after, answer = asyncio.run(hand_over())
@@ -153,8 +156,8 @@ def test_agent_that_dies_during_a_hand_over_leaves_it_to_the_next_one(
         async with two.client() as client:
             units = await until_ready(client)
             assert units["router-chat"].pid == after["router-chat"].pid
-            deadline_s = time.monotonic() + 30
-            while asides := (await client.status()).asides:
+            deadline_s = time.monotonic() + 60
+            while asides := await beside(client):
                 assert {u.beside for u in asides} == {"router-chat"}
                 assert time.monotonic() < deadline_s, asides
                 await asyncio.sleep(0.1)
@@ -162,7 +165,7 @@ def test_agent_that_dies_during_a_hand_over_leaves_it_to_the_next_one(
             await client.shutdown()
 
     asyncio.run(look())
-    assert two.process.wait(10) == 0
+    assert two.process.wait(60) == 0
     assert tagged(str(root_path)) == {}
 
 
@@ -173,7 +176,7 @@ def test_relay_port_taken_by_a_stranger_fails_the_relay_and_names_it(agent, whol
         async with one.client() as client:
             with socket.create_server(("127.0.0.1", whole.relay.port)):
                 await client.put_slice(whole)
-                deadline_s = time.monotonic() + 20
+                deadline_s = time.monotonic() + 60
                 while True:
                     units = {unit.id: unit for unit in (await client.status()).units}
                     if units["relay"].state is S.FAILED:
