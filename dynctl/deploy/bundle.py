@@ -79,7 +79,6 @@ class Bundle:
     digest: str
     path: Path
     num_bytes: int
-    unpacked_bytes: int
 
 
 def target_of(host: Host) -> Target:
@@ -129,8 +128,7 @@ async def make_bundle(target: Target) -> Bundle:
         wheels = await fetch_wheels(target)
         await asyncio.to_thread(_pack, path, wheels)
         _drop_old(path.parent)
-    num_bytes = path.stat().st_size
-    return Bundle(digest, path, num_bytes, num_bytes * 4)
+    return Bundle(digest, path, path.stat().st_size)
 
 
 def _drop_old(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is really on the hosts: files, service and agent. IO: ssh, HTTP."""
+"""What is really on the hosts: bundles, files and agent. IO: ssh, HTTP."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from dynctl.core.hardware import Host
 from dynctl.core.inventory import HostEntry, Inventory
 from dynctl.core.text import clean
 from dynctl.deploy.onhost import program
-from dynctl.deploy.places import Place, place_of, scope_of, unit_name
+from dynctl.deploy.places import Place, place_of, scope_of
 from dynctl.deploy.reach import NoAgentError, open_agent
 from dynctl.deploy.steps import HostState
 from dynctl.errors import CommandError, DynctlError
@@ -84,12 +84,7 @@ async def observe(
 
     async def look(entry: HostEntry, remote: Remote) -> HostState:
         seat = seats[entry.name]
-        wish = {
-            "root": seat.place.root,
-            "files": list(files.get(entry.name, ())),
-            "unit": unit_name(inventory.cluster),
-            "scope": seat.scope,
-        }
+        wish = {"root": seat.place.root, "files": list(files.get(entry.name, ()))}
         facts = await call(remote, seat.python, "observe", wish, PROGRAM_TIMEOUT_S)
         status = None
         if facts["launch"]:

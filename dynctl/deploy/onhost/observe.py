@@ -1,12 +1,10 @@
-"""Tell what dynctl left on this host: bundles, certificates, the agent's socket and its service.
+"""Tell what dynctl left on this host: bundles, the files asked for, how the agent was last started.
 
-Runs on the host, standard library only. IO: files, systemctl.
+Runs on the host, standard library only. IO: files.
 """
 
 import hashlib
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,23 +17,6 @@ def digest(path: Path) -> str:
         return ""
 
 
-def service_state(unit: str, scope: str) -> str:
-    """Ask systemd about the agent's unit: `active`, `inactive`, `failed`, … or empty without systemd."""
-    if scope == "none":
-        return ""
-    argv = ["systemctl", *(["--user"] if scope == "user" else []), "is-active", unit]
-    env = {
-        **os.environ,
-        "XDG_RUNTIME_DIR": os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}"),
-    }
-    try:
-        return subprocess.run(
-            argv, capture_output=True, text=True, timeout=10, check=False, env=env
-        ).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-
-
 def main() -> None:
     """Print the facts as one JSON object."""
     wish = json.loads(sys.argv[1])
@@ -43,13 +24,11 @@ def main() -> None:
     bundles = root / "bundles"
     launch = root / "launch.json"
     facts = {
-        "exists": root.exists(),
         "bundles": sorted(p.name for p in bundles.iterdir() if not p.name.startswith("."))
         if bundles.is_dir()
         else [],
         "files": {name: digest(root / name) for name in wish["files"]},
         "launch": json.loads(launch.read_text()) if launch.exists() else {},
-        "service": service_state(wish["unit"], wish["scope"]),
     }
     print(json.dumps(facts))
 
