@@ -13,6 +13,7 @@ import time
 import msgspec
 
 from dynctl.deploy.onhost import program
+from dynctl.deploy.onhost.launch import is_alive
 
 
 def call(name, **wish):
@@ -178,3 +179,12 @@ def test_remove_refuses_while_something_runs_from_there(tmp_path):
 
     assert call("remove", root=str(root)) == {"removed": True}
     assert not root.exists()
+
+
+def test_an_agent_that_ended_is_not_waited_for_whether_it_was_reaped_or_not():
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not is_alive(child.pid)
+    child.wait()
+    assert not is_alive(child.pid)
+    assert is_alive(os.getpid())

@@ -36,16 +36,16 @@ def unit_path(scope: str, unit: str) -> Path:
     )
 
 
-def socket_path(root: Path) -> str | None:
-    """Where the agent says its socket is, if it is listening there."""
+def is_listening(root: Path) -> bool:
+    """Whether the agent listens where it says its socket is."""
     try:
         path = (root / "agent.socket-path").read_text().strip()
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(5)
             probe.connect(path)
     except OSError:
-        return None
-    return path
+        return False
+    return True
 
 
 def start_unit(wish: dict[str, str]) -> str:
@@ -87,14 +87,26 @@ def stop_session(root: Path) -> None:
         return
     if b"dynctl.agents" not in command or os.fsencode(root) not in command:
         return
-    os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-            return
-        time.sleep(0.05)
-    if Path(f"/proc/{pid}").exists():
-        os.kill(pid, signal.SIGKILL)
+    try:
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while is_alive(pid):
+            if time.monotonic() >= deadline:
+                os.kill(pid, signal.SIGKILL)
+                return
+            time.sleep(0.05)
+    except ProcessLookupError:
+        # It ended between the look and the signal.
+        return
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be reaped does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def start_session(root: Path, wish: dict[str, str]) -> str:
@@ -119,7 +131,7 @@ def start_session(root: Path, wish: dict[str, str]) -> str:
         if process.poll() is not None:
             tail = (logs / "agent.log").read_bytes()[-600:].decode(errors="replace").strip()
             return f"the agent ended with code {process.returncode}: {tail}"
-        if socket_path(root):
+        if is_listening(root):
             return ""
         time.sleep(0.05)
     process.kill()
@@ -169,7 +181,7 @@ def main() -> None:
         systemctl(wish["scope"], "reset-failed", wish["unit"])
         if wish["scope"] == "user":
             drop_empty(unit_path("user", wish["unit"]).parent)
-    print(json.dumps({"error": error, "note": note, "socket": socket_path(root)}))
+    print(json.dumps({"error": error, "note": note}))
 
 
 if __name__ == "__main__":
