@@ -5,7 +5,7 @@ Stops at the first failure and says what was done; every step can be taken again
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
@@ -22,7 +22,7 @@ from dynctl.deploy.launch import start_agent
 from dynctl.deploy.observe import PROGRAM_TIMEOUT_S, Seat, call
 from dynctl.deploy.reach import open_agent
 from dynctl.deploy.remove import take_down
-from dynctl.deploy.steps import HostState, Step, StepKind
+from dynctl.deploy.steps import HostState, Step, StepKind, Tell
 from dynctl.errors import DeployError, DynctlError, ExitCode
 from dynctl.remote.fleet import Fleet
 from dynctl.remote.port import Remote
@@ -32,9 +32,6 @@ READY_TIMEOUT_S = 1800.0
 HEARTBEAT_S = 10.0
 POLL_S = 0.25
 MAX_TOKENIZER_BYTES = 64 * 1024**2
-
-Tell = Callable[[str, str, str], None]
-"""Called with host, step and text at every change."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Taking a cluster down: drain and stop every unit, stop the agents, remove dynctl's directories. IO: ssh, HTTP."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dynctl.core.inventory import HostEntry, Inventory
 from dynctl.core.text import clean
@@ -9,14 +9,13 @@ from dynctl.deploy.launch import start_agent, stop_agent
 from dynctl.deploy.observe import PROGRAM_TIMEOUT_S, Seat, call
 from dynctl.deploy.places import place_of
 from dynctl.deploy.reach import NoAgentError, open_agent
+from dynctl.deploy.steps import Tell
 from dynctl.errors import CommandError, DeployError, DynctlError
 from dynctl.remote.fleet import Fleet
 from dynctl.remote.port import Remote
 
 DOWN_TIMEOUT_S = 400.0
 """Draining may take two minutes, stopping stubborn engines half a minute each."""
-
-Tell = Callable[[str, str, str], None]
 
 
 async def take_down(

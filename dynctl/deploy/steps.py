@@ -1,9 +1,13 @@
 """What has to be done, as values: one idempotent step on one host each. Pure."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dynctl.agents.protocol import AgentStatus, HostSlice
+
+Tell = Callable[[str, str, str], None]
+"""Called with host, step and text at every change."""
 
 
 class StepKind(StrEnum):

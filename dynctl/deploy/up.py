@@ -7,7 +7,7 @@ from dynctl.agents.protocol import AgentStatus
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import Inventory
 from dynctl.core.plan import Plan
-from dynctl.deploy.apply import Tell, Work, apply, wait_ready
+from dynctl.deploy.apply import Work, apply, wait_ready
 from dynctl.deploy.diff import diff
 from dynctl.deploy.goals import (
     copied_paths,
@@ -20,7 +20,7 @@ from dynctl.deploy.lock import hold_lock
 from dynctl.deploy.observe import observe, seats_of
 from dynctl.deploy.preflight import Problem, preflight
 from dynctl.deploy.reach import reach_agents
-from dynctl.deploy.steps import HostState, Step
+from dynctl.deploy.steps import HostState, Step, Tell
 from dynctl.errors import DeployError, DynctlError, ExitCode
 from dynctl.inventory.duplicates import refuse_duplicates
 from dynctl.remote.fleet import Fleet
