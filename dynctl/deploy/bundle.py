@@ -149,49 +149,46 @@ async def fetch_wheels(target: Target) -> list[Path]:
     done = directory / "complete"
     if not done.exists():
         directory.mkdir(parents=True, exist_ok=True)
-        argv = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-input",
-        ]
-        argv += [
-            "--dest",
-            str(directory),
-            "--only-binary",
-            ":all:",
-            "--no-deps",
-            "--require-hashes",
-        ]
-        argv += ["--implementation", "cp", "--python-version", target.python]
-        argv += [word for tag in target.pip_platforms() for word in ("--platform", tag)]
-        argv += [word for name in LOCKS for word in ("-r", str(_locks_dir() / name))]
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        try:
-            async with asyncio.timeout(PIP_TIMEOUT_S):
-                output, _ = await process.communicate()
-        except BaseException:
-            process.kill()
-            await process.wait()
-            raise
-        if process.returncode != 0:
-            lines = [
-                line for line in output.decode(errors="replace").splitlines() if "ERROR" in line
-            ] or ["pip failed"]
+        fault = await _run_pip(_pip_words(target, directory))
+        if fault:
             raise DeployError(
-                f"cannot fetch the wheels for {target.tag}: {lines[-1].strip()}",
+                f"cannot fetch the wheels for {target.tag}: {fault}",
                 f"on a machine with a package registry run any `dynctl up` for such a host, then copy {directory} here",
             )
         write_atomic(done, b"")
     return sorted(directory.glob("*.whl"))
+
+
+def _pip_words(target: Target, directory: Path) -> list[str]:
+    words = [sys.executable, "-m", "pip", "download", "--dest", str(directory)]
+    words += ["--quiet", "--disable-pip-version-check", "--no-input"]
+    words += ["--require-hashes", "--no-deps", "--only-binary", ":all:"]
+    words += ["--implementation", "cp", "--python-version", target.python]
+    words += [word for tag in target.pip_platforms() for word in ("--platform", tag)]
+    return words + [word for name in LOCKS for word in ("-r", str(_locks_dir() / name))]
+
+
+async def _run_pip(words: list[str]) -> str:
+    """Run pip; return why it failed, an empty text when it did not."""
+    process = await asyncio.create_subprocess_exec(
+        *words,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        async with asyncio.timeout(PIP_TIMEOUT_S):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        return f"pip did not end within {PIP_TIMEOUT_S:.0f} s"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode == 0:
+        return ""
+    lines = output.decode(errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if "ERROR" in line), "pip failed")
 
 
 def _locks_dir() -> Path:

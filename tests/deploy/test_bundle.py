@@ -1,5 +1,7 @@
+import asyncio
 import gzip
 import io
+import sys
 import tarfile
 
 import pytest
@@ -57,3 +59,16 @@ def test_digest_differs_between_targets():
     two = bundle.Target("3.12", "glibc-2.36", "x86_64")
 
     assert bundle.bundle_digest(one) != bundle.bundle_digest(two)
+
+
+def test_pip_that_fails_or_hangs_is_told_in_one_line(monkeypatch):
+    def fault(code):
+        return asyncio.run(bundle._run_pip([sys.executable, "-c", code]))
+
+    assert fault("") == ""
+    told = fault("print('ERROR: no matching\\nERROR: none at all\\nbye'); raise SystemExit(1)")
+    assert told == "ERROR: none at all"
+    assert fault("raise SystemExit(1)") == "pip failed"
+
+    monkeypatch.setattr(bundle, "PIP_TIMEOUT_S", 0.2)
+    assert fault("import time; time.sleep(600)") == "pip did not end within 0 s"
