@@ -109,7 +109,8 @@ def _has_tls(wanted: Inventory, name: str) -> bool:
 def _read_or_make(path: Path, found: "Survey", *, must_exist: bool) -> Plan:
     from dynctl.files import write_atomic
     from dynctl.planner.check import refuse_simulated
-    from dynctl.planner.text import from_yaml, to_yaml
+    from dynctl.planner.faults import PlanFaultsError
+    from dynctl.planner.text import from_yaml, located, to_yaml
 
     try:
         text = path.read_text(encoding="utf-8")
@@ -125,7 +126,10 @@ def _read_or_make(path: Path, found: "Survey", *, must_exist: bool) -> Plan:
         say(f"wrote {path}")
         return plan
     written = from_yaml(text, str(path))
-    plan = found.check(written)
+    try:
+        plan = found.check(written)
+    except PlanFaultsError as error:
+        raise located(error, text, str(path)) from error
     if plan.digest != written.digest:
         say(f"{path} was edited since it was planned; it fits the cluster and is estimated anew")
     return plan

@@ -5,12 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynctl import registry
 from dynctl.agents.protocol import HostSlice
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import Inventory
 from dynctl.core.plan import Plan
-from dynctl.core.text import clean
 from dynctl.deploy.bundle import Target, bundle_digest, target_of
 from dynctl.deploy.observe import Seat
 from dynctl.deploy.places import state_dir
@@ -108,11 +106,10 @@ def make_goals(
     `digests` holds what `observe` found for `tokenizer_paths`, by host and path.
 
     Raises:
-        DeployError: when a host of the plan has no Python, or a policy does not exist, exit 4.
+        DeployError: when a host of the plan has no Python, exit 4.
         InventoryError: when a certificate for clients cannot be read.
         SecretError: when a reference leads nowhere.
     """
-    _check_policies(plan)
     names = [host.name for host in plan.hosts]
     targets = {name: target_of(topology.host(name)) for name in names}
     bundles = {name: bundle_digest(target) for name, target in targets.items()}
@@ -137,18 +134,6 @@ def make_goals(
             files=tuple(sorted(files.items())),
         )
     return Goals(goals, targets, content, copies)
-
-
-def _check_policies(plan: Plan) -> None:
-    """The inventory's were checked; a plan may have been edited."""
-    known = registry.names("dynctl.router.policies")
-    for planned in plan.deployments:
-        if planned.router.policy not in known:
-            raise DeployError(
-                f"plan: deployment {planned.name}: no routing policy is called {clean(planned.router.policy)!r}",
-                f"there are: {', '.join(known)}",
-                code=ExitCode.REFUSED,
-            )
 
 
 def _api_keys(inventory: Inventory) -> tuple[ApiKeyHash, ...]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dynctl import registry
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import Inventory
 from dynctl.core.model import Model
@@ -30,7 +31,8 @@ class Survey:
 
     def check(self, plan: Plan) -> Plan:
         """Check a plan that was made before and estimate it anew; see `check_plan`."""
-        return check_plan(plan, self.topology, self.inventory, self.models)
+        policies = registry.names("dynctl.router.policies")
+        return check_plan(plan, self.topology, self.inventory, self.models, policies)
 
 
 async def survey(

@@ -37,14 +37,19 @@ class ProblemsError(InventoryError):
     def __init__(self, path: str, source: str, problems: Iterable[Problem]) -> None:
         self.path = path
         self.problems = tuple(dict.fromkeys(sorted(problems)))
-        secret = {problem.spot.line for problem in self.problems if problem.hides_line}
-        lines = source.splitlines()
-        text = "\n".join("…" if n in secret else line for n, line in enumerate(lines, 1))
-        shown = [render(path, text, problem) for problem in self.problems[:_MAX_SHOWN]]
-        if len(self.problems) > _MAX_SHOWN:
-            shown.append(f"… and {len(self.problems) - _MAX_SHOWN} more")
-        count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
-        super().__init__(f"{count} in {path}\n\n" + "\n\n".join(shown))
+        super().__init__(listed(path, source, self.problems))
+
+
+def listed(path: str, source: str, problems: Sequence[Problem]) -> str:
+    """Write all problems of a file with the lines they stand on, after their number."""
+    secret = {problem.spot.line for problem in problems if problem.hides_line}
+    lines = source.splitlines()
+    text = "\n".join("…" if n in secret else line for n, line in enumerate(lines, 1))
+    shown = [render(path, text, problem) for problem in problems[:_MAX_SHOWN]]
+    if len(problems) > _MAX_SHOWN:
+        shown.append(f"… and {len(problems) - _MAX_SHOWN} more")
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return f"{count} in {path}\n\n" + "\n\n".join(shown)
 
 
 def render(path: str, source: str, problem: Problem) -> str:

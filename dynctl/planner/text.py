@@ -25,8 +25,10 @@ from dynctl.core.plan import (
     Sourced,
 )
 from dynctl.core.units import format_bytes, format_count
-from dynctl.inventory.document import parse
-from dynctl.inventory.problems import ProblemsError
+from dynctl.errors import PlanError
+from dynctl.inventory.document import Listing, Mapping, Node, Scalar, parse
+from dynctl.inventory.problems import Problem, ProblemsError, Spot, listed
+from dynctl.planner.faults import Loc, PlanFaultsError
 from dynctl.planner.tree import Reader
 
 SCHEMA = 1
@@ -185,6 +187,29 @@ def from_yaml(text: str, path: str = "plan.yaml") -> Plan:
         if not reader.problems:
             return plan
     raise ProblemsError(path, text, reader.problems)
+
+
+def located(error: PlanFaultsError, text: str, path: str) -> PlanError:
+    """The same error, with the line of the plan's file each fault stands on."""
+    root, _ = parse(text)
+    problems = [Problem(_spot(root, fault.loc), fault.text, fault.hint) for fault in error.faults]
+    return PlanError(
+        f"the plan does not fit the cluster: {listed(path, text, sorted(problems))}", error.hint
+    )
+
+
+def _spot(root: Node, loc: Loc) -> Spot:
+    """Where a value stands; for one that is not there, where what should hold it does."""
+    spot = root.spot
+    for part in loc:
+        if isinstance(root, Mapping) and part in root.entries:
+            spot, root = root.entries[str(part)]
+        elif isinstance(root, Listing) and isinstance(part, int) and part < len(root.items):
+            root = root.items[part]
+            spot = root.spot
+        else:
+            return spot
+    return root.spot if isinstance(root, Scalar) else spot
 
 
 def _read_plan(reader: Reader, root: object) -> Plan:

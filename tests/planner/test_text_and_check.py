@@ -14,8 +14,9 @@ from dynctl.core.plan import Parallelism, Plan, Role
 from dynctl.errors import ExitCode, InventoryError, PlanError
 from dynctl.planner.check import check_plan
 from dynctl.planner.digest import digest_of
+from dynctl.planner.faults import PlanFaultsError
 from dynctl.planner.search import make_plan
-from dynctl.planner.text import from_yaml, to_yaml
+from dynctl.planner.text import from_yaml, located, to_yaml
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def refusal(plan, ground):
     [
         ("GPU-a-0", "GPU-a-1", "GPU GPU-a-1 is used 2 times"),
         ("GPU-a-0", "GPU-x-9", "a has no GPU GPU-x-9"),
-        ("cluster: lab", "cluster: prod", "it is for cluster prod"),
+        ("cluster: lab", "cluster: prod", "the plan is for cluster prod"),
         ("machine-a", "machine-q", "host a is another machine now"),
         ("id: chat-decode-1", "id: chat-decode-0", "replica id chat-decode-0 is used 2 times"),
         ("side_channel_port: 18801", "side_channel_port: 18800", "port 18800 of"),
@@ -116,10 +117,46 @@ def refusal(plan, ground):
         ("- name: chat", "- name: chap", "deployment chap is not in the inventory"),
         ("model: /models/llama-70b", "model: /models/other", "the inventory asks for /models/llama-70b"),
         ("            host: b", "            host: d", "host d is used but not listed"),
+        ("policy: kv", "policy: kx", "no routing policy is called 'kx'"),
+        ('listen: "127.0.0.1:8000"', "listen: here", "'here' is no HOST:PORT"),
+        ('listen: "127.0.0.1:8000"', 'listen: "0.0.0.0:8000"', "0.0.0.0:8000 is open to others and there is no api_keys and no TLS"),
     ],
 )  # fmt: skip
-def test_an_edit_that_does_not_fit_is_refused(ground, text, old, new, said):
-    assert said in refusal(from_yaml(text.replace(old, new, 1)), ground)
+def test_an_edit_that_does_not_fit_is_refused_at_its_line(ground, text, old, new, said):
+    edited = text.replace(old, new, 1)
+    with pytest.raises(PlanFaultsError) as caught:
+        check_plan(from_yaml(edited), *ground, ("kv", "random"))
+    error = located(caught.value, edited, "plan.yaml")
+    lines, told = edited.splitlines(), error.message.split("\n\n")[1:]
+
+    assert error.exit_code is ExitCode.REFUSED
+    assert said in caught.value.message
+    where = re.match(r"plan\.yaml:(\d+):(\d+): ", next(t for t in told if said in t))
+    line = lines[int(where[1]) - 1]
+    place, written = line[: int(where[2]) - 1], line[int(where[2]) - 1 :]
+    assert not place or place[-1] in " {"
+    assert written.strip() == written != ""
+
+
+def test_each_fault_of_a_plan_stands_at_the_value_to_be_changed(ground, text):
+    edited = text.replace("            host: b", "            host: bb", 1)
+    edited = edited.replace('uuid: "GPU-a-1"', 'uuid: "GPU-a-0"', 1)
+    with pytest.raises(PlanFaultsError) as caught:
+        check_plan(from_yaml(edited), *ground)
+    message = located(caught.value, edited, "plan.yaml").message
+
+    def at(value, which):
+        """Where a value stands for the first, second … time."""
+        spots = [
+            (n, line.index(value) + 1)
+            for n, line in enumerate(edited.splitlines(), 1)
+            if value in line
+        ]
+        return "plan.yaml:{}:{}: ".format(*spots[which])
+
+    assert message.startswith("the plan does not fit the cluster: 2 problems in plan.yaml\n\n")
+    assert at("bb", -1) + "host bb is used but not listed under hosts" in message
+    assert at('"GPU-a-0"', 1) + "GPU GPU-a-0 is used 2 times" in message
 
 
 def test_a_layout_without_memory_for_it_is_refused(ground, text):

@@ -1,0 +1,324 @@
+"""What of a plan does not fit the cluster and the inventory, and where in its file that stands.
+
+Not here: what to expect of a plan that fits (`check`), the file's text (`text`).
+Pure.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dynctl.core.hardware import GpuState, Host
+from dynctl.core.inventory import DeploymentWish, Inventory
+from dynctl.core.model import Model
+from dynctl.core.plan import MemorySheet, Plan, PlannedDeployment, Pool, Replica, Role
+from dynctl.core.text import is_name
+from dynctl.core.units import format_bytes
+from dynctl.errors import PlanError, UsageError
+from dynctl.inventory.problems import shown, suggest
+from dynctl.planner.engines import Need, cpu_room, need_of
+from dynctl.planner.limits import room_of
+from dynctl.planner.memory import legal_tp, sheet
+from dynctl.planner.options import needed_tokens
+from dynctl.planner.placement import Group, kind_of, natural, port_space
+from dynctl.planner.transfer import Fabric
+from dynctl.router.config import is_loopback, split_listen
+
+T = TypeVar("T")
+
+_MAX_SHOWN = 20
+
+Loc = tuple[int | str, ...]
+"""Keys and positions on the way to a value of plan.yaml, as `("hosts", 0, "name")`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that does not fit, and where it stands."""
+
+    loc: Loc
+    text: str
+    hint: str = ""
+
+
+class PlanFaultsError(PlanError):
+    """Raised when a plan does not fit the cluster; carries everything that does not."""
+
+    HINT = "correct the plan, or make a new one with dynctl plan"
+
+    def __init__(self, faults: tuple[Fault, ...]) -> None:
+        self.faults = faults
+        texts = list(dict.fromkeys(fault.text for fault in faults))
+        shown = texts[:_MAX_SHOWN]
+        more = len(texts) - len(shown)
+        text = "\n".join(f"  - {t}" for t in shown) + (f"\n  … and {more} more" if more else "")
+        super().__init__(f"the plan does not fit the cluster:\n{text}", self.HINT)
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """A plan and everything it is held against."""
+
+    plan: Plan
+    hosts: Mapping[str, Host]
+    wishes: Mapping[str, DeploymentWish]
+    models: Mapping[str, Model | None]
+    inventory: Inventory
+    fabric: Fabric
+    is_edited: bool
+    """Its digest is not that of its content."""
+    policies: Sequence[str] | None
+    """How routers can choose; None: not known here."""
+
+
+def faults_of(ground: Ground) -> Iterator[Fault]:
+    """Find everything that does not fit."""
+    yield from _host_faults(ground)
+    yield from _name_faults(ground)
+    yield from _gpu_faults(ground)
+    yield from _port_faults(ground)
+    for loc, deployment in _numbered(ground.plan.deployments, ("deployments",)):
+        yield from _router_faults(ground, loc, deployment)
+        yield from _deployment_faults(ground, loc, deployment)
+
+
+def _numbered(items: Sequence[T], loc: Loc) -> Iterator[tuple[Loc, T]]:
+    return (((*loc, index), item) for index, item in enumerate(items))
+
+
+def _replicas(plan: Plan) -> Iterator[tuple[Loc, Pool, Replica]]:
+    for at, deployment in _numbered(plan.deployments, ("deployments",)):
+        for here, pool in _numbered(deployment.pools, (*at, "pools")):
+            for loc, replica in _numbered(pool.replicas, (*here, "replicas")):
+                yield loc, pool, replica
+
+
+def _twice(uses: Iterable[tuple[Loc, str]], what: str) -> Iterator[Fault]:
+    """Name every use of a thing after the first."""
+    found = list(uses)
+    count = Counter(name for _, name in found)
+    seen: set[str] = set()
+    for loc, name in found:
+        if name in seen:
+            yield Fault(loc, f"{what} {name} is used {count[name]} times")
+        seen.add(name)
+
+
+def _host_faults(ground: Ground) -> Iterator[Fault]:
+    plan, inventory = ground.plan, ground.inventory
+    if plan.cluster != inventory.cluster:
+        text = f"the plan is for cluster {plan.cluster}, the inventory for {inventory.cluster}"
+        yield Fault(("cluster",), text)
+    yield from _twice(
+        (((*loc, "name"), host.name) for loc, host in _numbered(plan.hosts, ("hosts",))), "host"
+    )
+    for loc, planned in _numbered(plan.hosts, ("hosts",)):
+        host = ground.hosts.get(planned.name)
+        if host is None:
+            known = suggest(planned.name, sorted(ground.hosts, key=natural))
+            text = f"host {planned.name} is not among the described hosts"
+            yield Fault((*loc, "name"), text, known)
+            continue
+        if planned.machine_id != host.machine_id:
+            text = f"host {planned.name} is another machine now (machine id {host.machine_id or 'unknown'})"
+            yield Fault((*loc, "machine_id"), text)
+        if planned.data_address != host.data_address:
+            yield Fault(
+                (*loc, "data_address"),
+                f"host {planned.name} has data address {host.data_address} now, "
+                f"the plan says {planned.data_address}",
+            )
+    listed = [planned.name for planned in plan.hosts]
+    used = [
+        ((*loc, "router", "host"), d.router.host_name)
+        for loc, d in _numbered(plan.deployments, ("deployments",))
+    ]
+    used += [((*loc, "host"), replica.host_name) for loc, _, replica in _replicas(plan)]
+    for loc, name in used:
+        if name not in listed:
+            yield Fault(
+                loc, f"host {name} is used but not listed under hosts", suggest(name, listed)
+            )
+
+
+def _name_faults(ground: Ground) -> Iterator[Fault]:
+    plan = ground.plan
+    yield from _twice((((*loc, "id"), r.id) for loc, _, r in _replicas(plan)), "replica id")
+    for loc, _, replica in _replicas(plan):
+        if not is_name(replica.id):
+            yield Fault(
+                (*loc, "id"),
+                f"replica id {replica.id!r} is no name: letters, digits, dot, dash, underscore",
+            )
+    names = [((*loc, "name"), d.name) for loc, d in _numbered(plan.deployments, ("deployments",))]
+    yield from _twice(names, "deployment")
+    for loc, name in names:
+        if name not in ground.wishes:
+            text = f"deployment {name} is not in the inventory"
+            yield Fault(loc, text, suggest(name, list(ground.wishes)))
+    for name in sorted(set(ground.wishes) - {name for _, name in names}):
+        yield Fault(("deployments",), f"deployment {name} of the inventory is missing")
+
+
+def _gpu_faults(ground: Ground) -> Iterator[Fault]:
+    gpus = [
+        ((*at, "uuid"), gpu.uuid)
+        for loc, _, replica in _replicas(ground.plan)
+        for at, gpu in _numbered(replica.gpus, (*loc, "gpus"))
+    ]
+    yield from _twice(gpus, "GPU")
+    for loc, _, replica in _replicas(ground.plan):
+        host = ground.hosts.get(replica.host_name)
+        known = {gpu.uuid: gpu for gpu in host.gpus} if host else {}
+        for at, planned in _numbered(replica.gpus, (*loc, "gpus")):
+            gpu = known.get(planned.uuid)
+            if host is not None and gpu is None:
+                text = f"{replica.id}: {host.name} has no GPU {planned.uuid}"
+                yield Fault((*at, "uuid"), text)
+            elif gpu is not None and gpu.state is not GpuState.FREE:
+                held = f", held by {gpu.holders}" if gpu.holders else ""
+                where = f"GPU {gpu.index} of {replica.host_name}"
+                yield Fault((*at, "uuid"), f"{replica.id}: {where} is {gpu.state.value}{held}")
+        if len({kind_of(known[g.uuid]) for g in replica.gpus if g.uuid in known}) > 1:
+            yield Fault((*loc, "gpus"), f"{replica.id}: GPUs of different kinds in one engine")
+
+
+def _port_faults(ground: Ground) -> Iterator[Fault]:
+    """Ports of hosts that share an address must not meet."""
+    plan = ground.plan
+    address = {planned.name: port_space(planned.data_address) for planned in plan.hosts}
+    uses: dict[tuple[str, int], list[tuple[Loc, str]]] = {}
+
+    def use(loc: Loc, host_name: str, port: int, who: str) -> None:
+        uses.setdefault((address.get(host_name, host_name), port), []).append((loc, who))
+
+    for loc, planned in _numbered(plan.hosts, ("hosts",)):
+        use((*loc, "relay_port"), planned.name, planned.relay_port, f"relay of {planned.name}")
+    for loc, pool, replica in _replicas(plan):
+        if (first := replica.side_channel_port) is not None:
+            for port in range(first, first + pool.parallelism.num_gpus):
+                at = (*loc, "side_channel_port")
+                use(at, replica.host_name, port, f"side channel of {replica.id}")
+    for loc, deployment in _numbered(plan.deployments, ("deployments",)):
+        router = deployment.router
+        port_text = router.listen.rpartition(":")[2]
+        if port_text.isdecimal() and int(port_text):
+            at = (*loc, "router", "listen")
+            use(at, router.host_name, int(port_text), f"router of {deployment.name}")
+    for (where, number), users in sorted(uses.items()):
+        if len(users) > 1:
+            names = " and ".join(dict.fromkeys(who for _, who in users))
+            yield Fault(users[-1][0], f"port {number} of {where} is given to {names}")
+
+
+def _router_faults(ground: Ground, loc: Loc, planned: PlannedDeployment) -> Iterator[Fault]:
+    router, wish = planned.router, ground.wishes.get(planned.name)
+    if ground.policies is not None and router.policy not in ground.policies:
+        text = f"no routing policy is called {shown(router.policy)}"
+        yield Fault((*loc, "router", "policy"), text, suggest(router.policy, ground.policies))
+    at = (*loc, "router", "listen")
+    try:
+        host, _ = split_listen(router.listen)
+    except UsageError as error:
+        yield Fault(at, error.message, error.hint or "")
+        return
+    if wish is None or is_loopback(host) or wish.router.allow_insecure_listen:
+        return
+    needs = (("api_keys", ground.inventory.api_keys), ("TLS", wish.router.tls_cert))
+    if missing := [what for what, is_there in needs if not is_there]:
+        text = f"{router.listen} is open to others and there is no {' and no '.join(missing)}"
+        hint = "listen on 127.0.0.1, or give the inventory what is missing, or allow_insecure_listen: true"
+        yield Fault(at, text, hint)
+
+
+def _deployment_faults(ground: Ground, loc: Loc, planned: PlannedDeployment) -> Iterator[Fault]:
+    wish = ground.wishes.get(planned.name)
+    if wish is None:
+        return
+    if (planned.model, planned.engine_kind) != (wish.model, wish.engine.kind):
+        key = "model" if planned.model != wish.model else "engine"
+        yield Fault(
+            (*loc, key),
+            f"{planned.name}: the inventory asks for {wish.model} on {wish.engine.kind}, "
+            f"the plan has {planned.model} on {planned.engine_kind}",
+        )
+        return
+    roles = {pool.role for pool in planned.pools if pool.replicas}
+    if not roles:
+        yield Fault((*loc, "pools"), f"{planned.name}: no replica")
+    if (Role.PREFILL in roles) != (Role.DECODE in roles):
+        text = f"{planned.name}: prefill and decode replicas need each other"
+        yield Fault((*loc, "pools"), text)
+    need = need_of(wish)
+    model = ground.models.get(planned.name)
+    for at, pool in _numbered(planned.pools, (*loc, "pools")):
+        for here, replica in _numbered(pool.replicas, (*at, "replicas")):
+            yield from _replica_faults(ground, here, wish, pool, replica, need)
+        if need is Need.GPUS and model is not None:
+            if not legal_tp(model, pool.parallelism.tp):
+                yield Fault(
+                    (*at, "parallelism", "tp"),
+                    f"{planned.name}: tp {pool.parallelism.tp} does not divide the {model.num_heads} heads of {model.name}",
+                )
+            yield from _memory_faults(ground, (*at, "parallelism"), wish, pool, model)
+
+
+def _replica_faults(
+    ground: Ground, loc: Loc, wish: DeploymentWish, pool: Pool, replica: Replica, need: Need
+) -> Iterator[Fault]:
+    size = pool.parallelism.num_gpus
+    if need is Need.GPUS and len(replica.gpus) != size:
+        text = f"{replica.id}: {len(replica.gpus)} GPUs for parallelism of {size}"
+        yield Fault((*loc, "gpus"), text)
+    if need is not Need.GPUS and replica.gpus:
+        yield Fault((*loc, "gpus"), f"{replica.id}: engine {wish.engine.kind} takes no GPUs")
+    takes_port = pool.role is not Role.AGGREGATED and need is not Need.URL
+    if takes_port and replica.side_channel_port is None:
+        yield Fault(loc, f"{replica.id}: a {pool.role.value} engine needs a side_channel_port")
+    host = ground.hosts.get(replica.host_name)
+    if need is Need.CPU_SLOTS and host is not None and not host.cpu_slots:
+        yield Fault((*loc, "host"), f"{replica.id}: {host.name} declares no cpu_slots")
+
+
+def _memory_faults(
+    ground: Ground, loc: Loc, wish: DeploymentWish, pool: Pool, model: Model
+) -> Iterator[Fault]:
+    found = sheet_of(ground, wish, pool, model)
+    if found is not None and found.kv_capacity_tokens < needed_tokens(wish):
+        yield Fault(
+            loc,
+            f"{wish.name}: {model.name} with tp {pool.parallelism.tp} leaves room for {found.kv_capacity_tokens} KV tokens "
+            f"per engine ({format_bytes(max(0, found.kv_bytes))} per GPU), {needed_tokens(wish)} are needed",
+        )
+
+
+def sheet_of(
+    ground: Ground, wish: DeploymentWish, pool: Pool, model: Model | None
+) -> MemorySheet | None:
+    """The memory of the pool's engines on their hosts as they are now; None where it is not known."""
+    if model is None:
+        return None
+    need = need_of(wish)
+    if need is Need.CPU_SLOTS:
+        hosts = [ground.hosts[r.host_name] for r in pool.replicas if r.host_name in ground.hosts]
+        return cpu_room(wish, model, hosts) if hosts else None
+    if need is not Need.GPUS:
+        return None
+    sizes = [gpu.memory_bytes for group in groups_of(ground, pool) for gpu in group.gpus]
+    if not sizes:
+        return None
+    batched = pool.max_num_batched_tokens
+    tokens = None if batched is None else int(batched.value)
+    return sheet(model, pool.parallelism, room_of(wish, min(sizes), tokens))
+
+
+def groups_of(ground: Ground, pool: Pool) -> list[Group]:
+    """The GPUs of each of the pool's replicas."""
+    found = []
+    for replica in pool.replicas:
+        host = ground.hosts.get(replica.host_name)
+        if host is not None and replica.gpus:
+            where = {gpu.uuid: i for i, gpu in enumerate(host.gpus)}
+            found.append(Group(host, tuple(where[g.uuid] for g in replica.gpus if g.uuid in where)))
+    return found
