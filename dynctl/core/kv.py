@@ -1,7 +1,7 @@
 """KV cache events and block hashes: names follow vLLM's prefix caching. Pure."""
 
 from dataclasses import dataclass
-from typing import NewType
+from typing import Final, NewType
 
 BlockHash = NewType("BlockHash", int)
 """Our 64-bit hash of a block and everything before it. Only steers: a collision costs time, never an answer."""
@@ -9,10 +9,35 @@ BlockHash = NewType("BlockHash", int)
 EngineBlockHash = NewType("EngineBlockHash", int)
 """The engine's own hash: a handle inside one incarnation, never compared with ours."""
 
+DEVICE: Final = 0
+"""A cache's medium, as a number: where blocks are used, …"""
+
+HOST: Final = 1
+"""… memory of the engine's host, from which they are loaded before use, …"""
+
+STORAGE: Final = 2
+"""… and whatever else an engine loads from: disks, other machines."""
+
+SLOWER_MEDIA: Final = (HOST, STORAGE)
+
+
+def medium_of(name: str | None) -> int:
+    """Read the medium of an event.
+
+    vLLM says GPU for the device's cache, also on a CPU machine, and its offloading connectors CPU and STORAGE; LMCache
+    writes cpu. What nobody knows is taken for the slowest.
+    """
+    if name is None or name == "GPU":
+        return DEVICE
+    return HOST if name.upper() == "CPU" else STORAGE
+
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """The engine filled blocks; `token_ids` has `block_size` × len(`block_hashes`) entries."""
+    """The engine filled blocks; `token_ids` has `block_size` × len(`block_hashes`) entries.
+
+    Of a medium slower than the device it may have none: vLLM's offloading connector then only names blocks.
+    """
 
     block_hashes: tuple[EngineBlockHash, ...]
     parent_block_hash: EngineBlockHash | None
@@ -37,7 +62,7 @@ class BlockRemoved:
 
 @dataclass(frozen=True, slots=True)
 class AllBlocksCleared:
-    """The engine dropped its whole cache."""
+    """The engine dropped its whole cache. What its slower media still hold it does not say: that is held for gone too."""
 
 
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared

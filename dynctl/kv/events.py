@@ -11,7 +11,15 @@ from typing import Annotated, Any
 
 import msgspec
 
-from dynctl.core.kv import AllBlocksCleared, BlockRemoved, BlockStored, EngineBlockHash, KvEvent
+from dynctl.core.kv import (
+    DEVICE,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EngineBlockHash,
+    KvEvent,
+    medium_of,
+)
 from dynctl.errors import DynctlError
 
 MAX_PAYLOAD_BYTES = 8 * 1024**2
@@ -21,7 +29,7 @@ _MAP_FIRST_BYTES = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
 
 _Hash = int | bytes
 _Token = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
-_BlockSize = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+_BlockSize = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
 
 
 class EventError(DynctlError):
@@ -158,10 +166,11 @@ def _decode_event(raw: msgspec.Raw) -> KvEvent | None:
 def _to_core(event: _Stored | _Removed | _Cleared) -> KvEvent:
     if isinstance(event, _Stored):
         hashes = _handles(event.block_hashes)
-        if len(event.token_ids) != len(hashes) * event.block_size:
-            raise EventError(
-                f"{len(event.token_ids)} tokens for {len(hashes)} blocks of {event.block_size}"
-            )
+        num_tokens, size = len(event.token_ids), event.block_size
+        # Offloading connectors may name blocks without saying what is in them.
+        is_bare = num_tokens == 0 and medium_of(event.medium) != DEVICE
+        if not is_bare and (num_tokens != len(hashes) * size or not size):
+            raise EventError(f"{num_tokens} tokens for {len(hashes)} blocks of {size}")
         if event.extra_keys is not None and len(event.extra_keys) != len(hashes):
             raise EventError(f"extra keys for {len(event.extra_keys)} of {len(hashes)} blocks")
         parent = event.parent_block_hash

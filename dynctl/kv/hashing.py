@@ -42,6 +42,13 @@ def namespace(lora_name: str | None = None, keys: Sequence[object] = ()) -> byte
     return msgspec.msgpack.encode([lora_name, list(keys)])
 
 
+def own_keys(keys: object, lora_name: str | None) -> tuple[object, ...]:
+    """Take a block's extra keys without the LoRA's name, which the namespace holds already."""
+    if not isinstance(keys, list | tuple):
+        return ()
+    return tuple(key for key in keys if lora_name is None or key != lora_name)
+
+
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
     """Write token ids as little-endian 32-bit words.
 

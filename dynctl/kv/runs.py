@@ -8,11 +8,14 @@ from collections.abc import Iterable, Sequence
 
 from dynctl.kv.hashing import PrefixState
 
+NOBODY = -1
+"""No block's handle."""
+
 
 class Run:
     """Blocks that one event stored, each below the one before. States between the two ends are made again when asked for."""
 
-    __slots__ = ("_end", "_last", "_start", "_stride", "_words", "blocks", "handles")
+    __slots__ = ("_end", "_last", "_parent", "_start", "_stride", "_words", "blocks", "handles")
 
     def __init__(
         self,
@@ -21,7 +24,9 @@ class Run:
         blocks: list[int],
         words: bytes,
         end: PrefixState,
+        parent: int | None = None,
     ) -> None:
+        """`parent` is the block before the first."""
         self.handles: list[int | None] = list(handles)
         """None where a block was removed and one behind it was not."""
         self.blocks = blocks
@@ -30,17 +35,20 @@ class Run:
         self._words = words
         self._stride = len(words) // len(blocks)
         self._end = end
+        self._parent = parent
         self._last = 0
 
     @classmethod
-    def hashed(cls, start: PrefixState, handles: Sequence[int], words: bytes) -> "Run":
+    def hashed(
+        cls, start: PrefixState, handles: Sequence[int], words: bytes, parent: int | None
+    ) -> "Run":
         """Hash the blocks that `words` are the packed tokens of; `start` is the state before them."""
         end = start.copy()
         # The loops run in C: block by block, the running hash is fed and read.
         slices = _slices(len(handles), len(words) // len(handles))
         digest = end.intdigest
         blocks = [digest() for _ in map(end.update, map(words.__getitem__, slices))]
-        return cls(start, handles, blocks, words, end)
+        return cls(start, handles, blocks, words, end, parent)
 
     def position(self, handle: int) -> int:
         """Where a block is; asked for one after the other, that is known at once."""
@@ -61,6 +69,14 @@ class Run:
         """The block behind one, if it is still held."""
         behind = self.position(handle) + 1
         return self.handles[behind] if behind < len(self.handles) else None
+
+    def parent_of(self, handle: int) -> int | None:
+        """The block before one: None before a prompt's first, `NOBODY` where it is not held any more."""
+        at = self.position(handle)
+        if at == 0:
+            return self._parent
+        above = self.handles[at - 1]
+        return NOBODY if above is None else above
 
     def state_at(self, handle: int) -> PrefixState:
         """The running hash up to and with a block; not to be fed."""

@@ -4,21 +4,21 @@ Engine hashes are handles inside this tracker only. Only blocks whose whole pref
 evicts a block in the middle, what hangs below it cannot be found by any request, until the block is stored again. So
 the router may look at few depths of a prompt and trust the rest. Applying an event twice changes nothing (K3), a removal of an
 unknown block is counted (K11), a block whose parent is unknown waits for it a few seconds, then is dropped (K11).
-Not here: order of batches (`sequence`), sockets, the router's index. Pure.
+Slower media (the host's memory, storage) are kept apart and told apart.
+Not here: what a slower medium holds (`slower`), order of batches (`sequence`), sockets, the router's index. Pure.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dynctl.core.kv import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
-from dynctl.kv.hashing import BlockHasher, PrefixState, namespace, pack_tokens
+from dynctl.core.kv import DEVICE, AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, medium_of
+from dynctl.kv.hashing import BlockHasher, PrefixState, namespace, own_keys, pack_tokens
 from dynctl.kv.runs import Run
+from dynctl.kv.slower import SlowerBlocks
 
 ORPHAN_AGE_S = 5.0
 MAX_ORPHANS = 1024
-_DEVICE = ("GPU", None)
-"""vLLM says GPU for the device's cache, also on a CPU machine; CPU, STORAGE and others are slower tiers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Delta:
     stored: list[int]
     removed: list[int]
     cleared: bool = False
+    medium: int = DEVICE
 
     @property
     def is_empty(self) -> bool:
@@ -43,8 +44,8 @@ class TrackerCounts:
     num_orphans_dropped: int = 0
     num_keyed_roots: int = 0
     """First blocks with a LoRA, a cache salt or other extra keys: only requests with the same find them."""
-    num_other_tier: int = 0
-    """Events of slower tiers or of other groups of layers, left out."""
+    num_other_group: int = 0
+    """Events of other groups of layers, left out."""
 
 
 @dataclass(slots=True)
@@ -76,6 +77,8 @@ class BlockTracker:
         self._stored: dict[int, None] = {}
         self._removed: dict[int, None] = {}
         self._has_cleared = False
+        self._slower: dict[int, SlowerBlocks] = {}
+        """By medium; only those the engine has told of."""
         self.counts = TrackerCounts()
 
     def __len__(self) -> int:
@@ -88,8 +91,14 @@ class BlockTracker:
 
     @property
     def num_changes(self) -> int:
-        """Count the blocks that `take` would tell of."""
-        return len(self._stored) + len(self._removed)
+        """Count the blocks that `take` and `take_slower` would tell of."""
+        slower = sum([blocks.num_changes for blocks in self._slower.values()])
+        return len(self._stored) + len(self._removed) + slower
+
+    @property
+    def slower_media(self) -> tuple[int, ...]:
+        """The media beside the device that the engine has told of."""
+        return tuple(self._slower)
 
     def apply(self, events: Iterable[KvEvent], now_s: float) -> Delta:
         """Take one batch's events, in order; `now_s` is a monotonic clock's."""
@@ -109,18 +118,25 @@ class BlockTracker:
         self._drop_old_orphans(now_s)
 
     def take(self) -> Delta:
-        """Tell what has changed since this was last asked."""
+        """Tell what has changed on the device since this was last asked."""
         delta = Delta(list(self._stored), list(self._removed), self._has_cleared)
         self._stored, self._removed, self._has_cleared = {}, {}, False
         return delta
+
+    def take_slower(self) -> list[Delta]:
+        """Tell what has changed in slower media since this was last asked."""
+        deltas = [Delta(*blocks.take(), medium) for medium, blocks in self._slower.items()]
+        return [delta for delta in deltas if not delta.is_empty]
 
     def reset(self) -> Delta:
         """Forget everything: a restart, or a gap nobody can fill."""
         self._clear()
         return self.take()
 
-    def snapshot(self) -> list[int]:
-        """List the hashes of all blocks published."""
+    def snapshot(self, medium: int = DEVICE) -> list[int]:
+        """List the hashes of all blocks published of one medium."""
+        if medium != DEVICE:
+            return self._slower[medium].snapshot()
         cut_off = self._cut_off
         runs = {id(run): run for run in self._runs.values()}
         return [
@@ -131,8 +147,12 @@ class BlockTracker:
         ]
 
     def _store(self, event: BlockStored, now_s: float) -> None:
-        if event.medium not in _DEVICE or event.group_idx != 0:
-            self.counts.num_other_tier += 1
+        if event.group_idx != 0:
+            self.counts.num_other_group += 1
+            return
+        medium = medium_of(event.medium)
+        if medium != DEVICE:
+            self._medium(medium).store(event)
             return
         waiting = [_Orphan(event, now_s)]
         while waiting:
@@ -169,7 +189,7 @@ class BlockTracker:
         name = namespace(event.lora_name)
         start = self._hasher.start(name) if parent is None else self._runs[parent].state_at(parent)
         self.counts.num_keyed_roots += parent is None and name != b""
-        run = Run.hashed(start, handles, pack_tokens(event.token_ids))
+        run = Run.hashed(start, handles, pack_tokens(event.token_ids), parent)
         blocks = run.blocks
         self._runs.update(dict.fromkeys(handles, run))
         if parent is not None:
@@ -185,7 +205,7 @@ class BlockTracker:
         """Add the event's blocks to their parent; returns the handles added."""
         parent = event.parent_block_hash
         keys_of = event.extra_keys or (None,) * len(event.block_hashes)
-        first_keys = _own_keys(keys_of[0], event.lora_name) if keys_of else ()
+        first_keys = own_keys(keys_of[0], event.lora_name) if keys_of else ()
         if parent is None:
             name = namespace(event.lora_name, first_keys)
             self.counts.num_keyed_roots += name != b""
@@ -197,7 +217,7 @@ class BlockTracker:
         added = []
         for i, handle in enumerate(event.block_hashes):
             is_root = parent is None and i == 0
-            keys = () if is_root else _own_keys(keys_of[i], event.lora_name)
+            keys = () if is_root else own_keys(keys_of[i], event.lora_name)
             state = self._hasher.extend(state, words[i * stride : (i + 1) * stride], keys)
             if handle not in removed:
                 self._put(handle, state, parent if i == 0 else event.block_hashes[i - 1])
@@ -213,7 +233,7 @@ class BlockTracker:
             # The handle was given to another prefix: the last writer wins, and what hung below it stays cut off.
             self._drop(handle)
             self._below_gap.pop(handle, None)
-        self._runs[handle] = Run(state, (handle,), [block], b"", state)
+        self._runs[handle] = Run(state, (handle,), [block], b"", state, parent)
         below = self._close_gap(handle)
         if parent is not None:
             if parent not in self._runs:
@@ -305,8 +325,12 @@ class BlockTracker:
         return below
 
     def _remove(self, event: BlockRemoved) -> None:
-        if event.medium not in _DEVICE or event.group_idx != 0:
-            self.counts.num_other_tier += 1
+        if event.group_idx != 0:
+            self.counts.num_other_group += 1
+            return
+        medium = medium_of(event.medium)
+        if medium != DEVICE:
+            self._medium(medium).remove(event)
             return
         runs, children = self._runs, self._children
         for handle in event.block_hashes:
@@ -321,8 +345,15 @@ class BlockTracker:
             elif not self._remove_from_orphans(handle):
                 self.counts.num_unknown_removed += 1
 
+    def _medium(self, medium: int) -> SlowerBlocks:
+        found = self._slower.get(medium)
+        if found is None:
+            found = self._slower[medium] = SlowerBlocks(self._hasher, self._runs)
+        return found
+
     def _clear(self) -> None:
-        self._runs.clear()
+        for slower in self._slower.values():
+            slower.clear()
         self._runs.clear()
         self._children.clear()
         self._cut_off.clear()
@@ -363,10 +394,3 @@ class BlockTracker:
 
     def _drop_orphans(self, parent: int) -> None:
         self.counts.num_orphans_dropped += len(self._adopt(parent))
-
-
-def _own_keys(keys: object, lora_name: str | None) -> tuple[object, ...]:
-    """Take a block's extra keys without the LoRA's name, which the namespace holds already."""
-    if not isinstance(keys, list | tuple):
-        return ()
-    return tuple(key for key in keys if lora_name is None or key != lora_name)

@@ -107,20 +107,14 @@ def test_k11_waiting_children_are_bounded(stored):
     assert tracker.num_orphans <= MAX_ORPHANS
 
 
-def test_slower_tiers_and_other_layer_groups_are_left_out(stored):
+def test_other_layer_groups_are_left_out(stored):
     tracker = BlockTracker(HASHER)
-    delta = tracker.apply(
-        [
-            stored([1], medium="CPU"),
-            stored([1], group_idx=1),
-            BlockRemoved((1,), "CPU"),
-            BlockRemoved((1,), None, 1),
-        ],
-        0,
-    )
+    events = [stored([1], group_idx=1), stored([1], group_idx=1, medium="CPU")]
+    delta = tracker.apply([*events, BlockRemoved((1,), None, 1)], 0)
 
     assert delta.is_empty
-    assert tracker.counts.num_other_tier == 4
+    assert not tracker.take_slower()
+    assert tracker.counts.num_other_group == 3
 
 
 def test_k11_a_handle_given_to_another_prefix_moves(stored):

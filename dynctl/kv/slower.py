@@ -1,0 +1,214 @@
+"""What one slower medium of an engine (its host's memory, storage) holds, in our hashes: blocks that can be loaded.
+
+vLLM's offloading connector names blocks by the handles they have on the device, without tokens unless it is told to
+describe them (`self_describing_kv_events`); LMCache describes chunks of several blocks under handles of its own. So a
+block's hash is taken from the device's blocks where they know its handle, and else made from the event's tokens. As
+with the device, only blocks whose whole prefix is held here are published. A chunk names the blocks it begins with
+again where another one holds them too, and takes them away one by one: they are counted. A medium of which nothing is
+ever removed is forgotten from its oldest block on.
+Not here: the device's blocks and the order of events (`tracker`). Pure.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dynctl.core.kv import BlockRemoved, BlockStored
+from dynctl.kv.hashing import BlockHasher, PrefixState, namespace, own_keys, pack_tokens
+from dynctl.kv.runs import Run
+
+MAX_BLOCKS = 524_288
+"""Of one medium and rank: 1 TiB of host memory at 2 MiB a block, and about 200 MB here."""
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """What one handle stands for: a block, or several behind each other."""
+
+    blocks: tuple[int, ...]
+    """Our hashes."""
+    parent: int | None
+    state: PrefixState | None
+    """The running hash behind it; None where the device knew the block."""
+    num_tellers: int = 1
+    """Events that named it and were not taken back."""
+    is_published: bool = False
+
+
+class SlowerBlocks:
+    """Blocks of one medium of one incarnation and rank."""
+
+    def __init__(self, hasher: BlockHasher, device: dict[int, Run]) -> None:
+        """`device` holds the runs of the device's blocks by handle; it is only read."""
+        self._hasher = hasher
+        self._device = device
+        self._chunks: dict[int, _Chunk] = {}
+        """By handle, oldest first."""
+        self._children: dict[int, int | set[int]] = {}
+        """Handles just below a handle, which itself may be missing: a set only where there are more."""
+        self._stored: dict[int, None] = {}
+        self._removed: dict[int, None] = {}
+        self._has_cleared = False
+        self.num_unnamed = 0
+        """Handles that nothing is known of: the device has lost the block already, and there were no tokens."""
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    @property
+    def num_changes(self) -> int:
+        """Count the blocks that `take` would tell of."""
+        return len(self._stored) + len(self._removed)
+
+    def store(self, event: BlockStored) -> None:
+        """Take blocks in that can be loaded from here."""
+        handles = event.block_hashes
+        if not handles:
+            return
+        # A chunk goes by its last block: is that known, the event is.
+        is_news = handles[-1] not in self._chunks
+        parent: int | None = event.parent_block_hash
+        words = memoryview(pack_tokens(event.token_ids))
+        stride = len(words) // len(handles)
+        state: PrefixState | None = None
+        for i, handle in enumerate(handles):
+            known = self._chunks.get(handle)
+            if known is not None:
+                known.num_tellers += is_news
+                parent, state = handle, known.state
+                continue
+            run = self._device.get(handle)
+            if run is not None:
+                above = parent if stride else run.parent_of(handle)
+                self._add(handle, _Chunk((run.block_of(handle),), above, None))
+                state = None
+            else:
+                start = state or (self._start(event, parent) if stride else None)
+                if start is None:
+                    self.num_unnamed += len(handles) - i
+                    return
+                blocks, state = self._hashed(start, words[i * stride : (i + 1) * stride])
+                self._add(handle, _Chunk(blocks, parent, state))
+            parent = handle
+        if len(self._chunks) > MAX_BLOCKS:
+            self._forget_oldest()
+
+    def remove(self, event: BlockRemoved) -> None:
+        """Take blocks away; unknown ones are no error."""
+        for handle in event.block_hashes:
+            chunk = self._chunks.get(handle)
+            if chunk is not None:
+                chunk.num_tellers -= 1
+                if chunk.num_tellers == 0:
+                    self._drop(handle)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._chunks.clear()
+        self._children.clear()
+        self._stored.clear()
+        self._removed.clear()
+        self._has_cleared = True
+
+    def take(self) -> tuple[list[int], list[int], bool]:
+        """Say what has changed since this was last asked: stored, removed, and whether everything was cleared before."""
+        changes = list(self._stored), list(self._removed), self._has_cleared
+        self._stored, self._removed, self._has_cleared = {}, {}, False
+        return changes
+
+    def snapshot(self) -> list[int]:
+        """List the hashes of all blocks published."""
+        return [b for chunk in self._chunks.values() if chunk.is_published for b in chunk.blocks]
+
+    def _start(self, event: BlockStored, parent: int | None) -> PrefixState | None:
+        """The running hash before a block of an event with tokens; None where it cannot be known any more."""
+        if parent is None:
+            keys = own_keys((event.extra_keys or (None,))[0], event.lora_name)
+            return self._hasher.start(namespace(event.lora_name, keys))
+        known = self._chunks.get(parent)
+        if known is not None and known.state is not None:
+            return known.state
+        run = self._device.get(parent)
+        return None if run is None else run.state_at(parent)
+
+    def _hashed(self, start: PrefixState, words: memoryview) -> tuple[tuple[int, ...], PrefixState]:
+        """Hash a chunk's tokens at the engine's block size; what is left behind its last whole block counts for none."""
+        state, size, blocks = start.copy(), self._hasher.block_size * 4, []
+        for at in range(0, len(words), size):
+            piece = words[at : at + size]
+            state.update(piece)
+            if len(piece) == size:
+                blocks.append(state.intdigest())
+        return tuple(blocks), state
+
+    def _add(self, handle: int, chunk: _Chunk) -> None:
+        self._chunks[handle] = chunk
+        parent = chunk.parent
+        if parent is not None:
+            known = self._children.get(parent)
+            if known is None:
+                self._children[parent] = handle
+            elif isinstance(known, set):
+                known.add(handle)
+            else:
+                self._children[parent] = {known, handle}
+            above = self._chunks.get(parent)
+            if above is None or not above.is_published:
+                return
+        self._publish(handle)
+
+    def _forget_oldest(self) -> None:
+        """Make some room, from the ends of the oldest prompts up: what many prompts begin with is old, too."""
+        while len(self._chunks) > MAX_BLOCKS - MAX_BLOCKS // 64:
+            path = [next(iter(self._chunks))]
+            while below := self._below(path[-1]):
+                path.append(below[0])
+            for handle in reversed(path):
+                if self._below(handle):
+                    break
+                self._drop(handle)
+
+    def _drop(self, handle: int) -> None:
+        chunk = self._chunks.pop(handle)
+        if chunk.parent is not None:
+            self._unlink(chunk.parent, handle)
+        if chunk.is_published:
+            self._withdraw(chunk, handle)
+
+    def _unlink(self, parent: int, handle: int) -> None:
+        known = self._children[parent]
+        if isinstance(known, set):
+            known.discard(handle)
+            if known:
+                return
+        del self._children[parent]
+
+    def _publish(self, handle: int) -> None:
+        """Tell of a block and of all that hang below it without a gap."""
+        ready = [handle]
+        for one in ready:  # grows on the way
+            chunk = self._chunks[one]
+            chunk.is_published = True
+            for block in chunk.blocks:
+                if block in self._removed:
+                    del self._removed[block]
+                else:
+                    self._stored[block] = None
+            ready += self._below(one)
+
+    def _withdraw(self, chunk: _Chunk, handle: int) -> None:
+        """Tell that a block is gone, and with it all below."""
+        gone = [(handle, chunk)]
+        for one, lost in gone:  # grows on the way
+            lost.is_published = False
+            for block in lost.blocks:
+                if block in self._stored:
+                    del self._stored[block]
+                else:
+                    self._removed[block] = None
+            gone += [(below, self._chunks[below]) for below in self._below(one)]
+
+    def _below(self, handle: int) -> Sequence[int]:
+        found = self._children.get(handle)
+        if found is None:
+            return ()
+        return tuple(found) if isinstance(found, set) else (found,)
