@@ -136,7 +136,7 @@ def listening():
 
 def test_this_machine_shows_our_own_listener_and_process(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(60)"],
+        [sys.executable, "-c", "import time; time.sleep(600)"],
         env={**os.environ, "DYNCTL_INCARNATION": "inc9", "DYNCTL_ROOT": str(tmp_path)},
     )
     try:

@@ -6,13 +6,12 @@ Every finding's proof is run by hand on the spot, before and after the cure.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 
 import pytest
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 INVENTORY = """\
 cluster: t
 hosts:
@@ -28,26 +27,10 @@ deployments:
 """
 
 
-def free_run(count):
-    """A run of ports nobody uses, below those the kernel gives to connections."""
-    for base in range(21000 + os.getpid() % 500 * 16, 32000, count):
-        sockets = []
-        try:
-            for port in range(base, base + count):
-                sockets.append(socket.create_server(("127.0.0.1", port)))
-        except OSError:
-            continue
-        finally:
-            for each in sockets:
-                each.close()
-        return base
-    raise AssertionError("no free ports")
-
-
 class Cluster:
-    def __init__(self, directory):
+    def __init__(self, directory, first_port):
         self.directory = directory
-        self.base = free_run(17)
+        self.base = first_port
         (directory / "inventory.yaml").write_text(
             INVENTORY.format(base=self.base, listen=self.base + 16)
         )
@@ -60,7 +43,7 @@ class Cluster:
     def run(self, *words):
         return subprocess.run(
             [sys.executable, "-m", "dynctl", *words],
-            cwd=self.directory, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL,
+            cwd=self.directory, capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
     def doctor(self, *words):
@@ -73,8 +56,8 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    made = Cluster(tmp_path_factory.mktemp("cluster"))
+def cluster(tmp_path_factory, free_ports):
+    made = Cluster(tmp_path_factory.mktemp("cluster"), free_ports(17))
     done = made.run("up", "--yes")
     try:
         assert done.returncode == 0, done.stderr
@@ -92,7 +75,7 @@ def by_code(report, code):
 def holds(finding):
     """Run a finding's own proof."""
     done = subprocess.run(
-        ["sh", "-c", finding["verify"]], capture_output=True, text=True, timeout=30, check=False
+        ["sh", "-c", finding["verify"]], capture_output=True, text=True, timeout=120, check=False
     )
     return done.returncode == 0
 

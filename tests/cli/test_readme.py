@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-TIMEOUT_S = 300
+TIMEOUT_S = 900
 
 
 def commands(section):
@@ -22,25 +21,11 @@ def commands(section):
     return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
 
 
-def free_ports(count):
-    """The first of `count` free loopback ports in a row."""
-    for base in range(21000, 30000, count):
-        try:
-            for port in range(base, base + count):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return base
-    raise AssertionError("no free ports")
-
-
 class Shell:
     """Runs README lines; ports are moved to free ones so that the test can run beside other things."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, base):
         self.directory = directory
-        base = free_ports(40)
         self.ports = {"18800": str(base), "8000": str(base + 30)}
         self.ports |= {
             port: str(base + 31 + i)
@@ -88,8 +73,8 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path):
-    opened = Shell(tmp_path)
+def shell(tmp_path, free_ports):
+    opened = Shell(tmp_path, free_ports(40))
     yield opened
     opened.close()
 
@@ -116,7 +101,7 @@ def test_the_commands_for_your_hosts_work_as_shown(shell, tmp_path):
             cwd=tmp_path,
             env=shell.env,
             capture_output=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from pathlib import Path
 
 import msgspec
 
@@ -17,9 +18,9 @@ from dynctl.deploy.onhost.launch import is_alive
 
 
 def call(name, **wish):
-    command = program(name, sys.executable, msgspec.json.encode(wish), 30)
+    command = program(name, sys.executable, msgspec.json.encode(wish), 60)
     done = subprocess.run(
-        command.argv, input=command.stdin, capture_output=True, timeout=30, check=True
+        command.argv, input=command.stdin, capture_output=True, timeout=120, check=True
     )
     return json.loads(done.stdout)
 
@@ -92,14 +93,15 @@ def test_install_unpacks_beside_the_others_and_keeps_the_last_three(tmp_path):
     assert list((tmp_path / "incoming").iterdir()) == []
 
 
-def test_install_keeps_what_a_process_still_imports_from(tmp_path):
+def test_install_keeps_what_a_process_still_imports_from(tmp_path, until):
     old = tmp_path / "bundles" / "d-old"
     old.mkdir(parents=True)
     os.utime(old, (1, 1))
     with subprocess.Popen(
-        ["sleep", "60"], env={"PYTHONPATH": str(old), "PATH": os.environ["PATH"]}
+        ["sleep", "600"], env={"PYTHONPATH": str(old), "PATH": os.environ["PATH"]}
     ) as user:
         try:
+            until(Path(f"/proc/{user.pid}/environ").read_bytes, "its environment is shown")
             for number in range(4):
                 archive(tmp_path, f"d{number}", {"x": b"x"})
                 call("install", root=str(tmp_path), digest=f"d{number}")
@@ -163,14 +165,15 @@ def test_remove_leaves_a_directory_alone_that_is_not_dynctls(tmp_path):
     assert (precious / "thesis.txt").exists()
 
 
-def test_remove_refuses_while_something_runs_from_there(tmp_path):
+def test_remove_refuses_while_something_runs_from_there(tmp_path, until):
     root = tmp_path / "root"
     root.mkdir()
     (root / ".dynctl-root").touch()
     runner = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(60)", f"{root}/run/x.sock"]
+        [sys.executable, "-c", "import time; time.sleep(600)", f"{root}/run/x.sock"]
     )
     try:
+        until(Path(f"/proc/{runner.pid}/cmdline").read_bytes, "its arguments are shown")
         answer = call("remove", root=str(root))
         assert f"pid {runner.pid}" in answer["error"]
     finally:

@@ -33,13 +33,17 @@ GOOD = planned()
 ROOT = "/root/.dynctl/lab"
 
 
-def free_port():
-    """A port nobody listens on now; the commands name it, so it has to be known before."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+def held_port():
+    """A port nobody listens on and nobody else is given; the commands name it, so it has to be known before."""
+    held = socket.socket()
+    held.bind(("127.0.0.1", 0))
+    # Who sets it too may listen there all the same.
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return held
 
 
-ROUTER_PORT, RELAY_PORT = free_port(), free_port()
+HELD_PORTS = held_port(), held_port()
+ROUTER_PORT, RELAY_PORT = (held.getsockname()[1] for held in HELD_PORTS)
 
 
 def listen(port, address="0.0.0.0", **change):
@@ -52,7 +56,7 @@ def serving(port, address="127.0.0.1", answer=None):
     program = (
         "import socket, sys, time\\n"
         f"s = socket.create_server(('{address}', {port}))\\n"
-        "print('up', flush=True)\\ntime.sleep(20)"
+        "print('up', flush=True)\\ntime.sleep(600)"
     )
     if answer is not None:
         program = (
@@ -65,7 +69,7 @@ def serving(port, address="127.0.0.1", answer=None):
     return World(
         before=(
             f'printf "{program}" > serve.py; "{sys.executable}" serve.py > up & server=$!; '
-            "trap 'kill $server' EXIT; i=0; until [ -s up ] || [ $i -ge 100 ]; do sleep 0.05; i=$((i+1)); done"
+            "trap 'kill $server' EXIT; i=0; until [ -s up ] || [ $i -ge 1200 ]; do sleep 0.05; i=$((i+1)); done"
         )
     )
 

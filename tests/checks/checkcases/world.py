@@ -78,7 +78,7 @@ def run(command, world, directory):
         ["sh", "-c", f"{world.before}\n{command}"],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
         stdin=subprocess.DEVNULL,
         env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "LC_ALL": "C"},
