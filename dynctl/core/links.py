@@ -9,6 +9,8 @@ from enum import StrEnum
 
 SLOW_RATIO = 0.6
 """Below this share of the negotiated rate a link is slow; TCP on several streams reaches 0.9 where nothing is wrong."""
+ASYMMETRIC_RATIO = 0.7
+"""A direction with less than this share of the other's rate is slower than it should be."""
 BUSY_RATIO = 0.5
 """From here on the processors were the limit, or near it, and the link cannot be judged."""
 STARVED_RATIO = 0.2
@@ -147,6 +149,13 @@ class LinkMeasurement:
         if self.bytes_s is None or self.nominal_bytes_s is None:
             return None
         return self.bytes_s / self.nominal_bytes_s
+
+
+def is_asymmetric(link: LinkMeasurement, back: LinkMeasurement) -> bool:
+    """Whether a link is slower than its way back, and not for want of processors."""
+    if not link.bytes_s or not back.bytes_s or link.is_processor_bound:
+        return False
+    return link.bytes_s < ASYMMETRIC_RATIO * back.bytes_s
 
 
 @dataclass(frozen=True, slots=True)

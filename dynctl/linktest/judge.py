@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 
 from dynctl.core.hardware import HostWarning
-from dynctl.core.links import SLOW_RATIO, LinkEnd, LinkKind, LinkMeasurement
+from dynctl.core.links import SLOW_RATIO, LinkEnd, LinkKind, LinkMeasurement, is_asymmetric
 from dynctl.core.units import format_number, format_seconds
 
-ASYMMETRIC_RATIO = 0.7
 LOSSY_RATIO = 0.01
 OTHERS_RATIO = 0.1
 JITTER_S = 200e-6
@@ -127,9 +126,7 @@ def _of_pair(link: LinkMeasurement, back: LinkMeasurement | None) -> Iterable[Ho
         yield _warn("link-jittery", jittery[0], _spread(jittery[0]), both=True)
     if back is not None and back.bytes_s and link.bytes_s:
         slower, faster = sorted((link, back), key=lambda m: m.bytes_s or 0)
-        if (slower.bytes_s or 0) < (
-            faster.bytes_s or 0
-        ) * ASYMMETRIC_RATIO and not slower.is_processor_bound:
+        if is_asymmetric(slower, faster):
             yield _warn(
                 "link-asymmetric",
                 slower,

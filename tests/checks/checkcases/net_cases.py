@@ -280,11 +280,12 @@ CASES = (
     ),
     Case(
         "link-uneven",
-        two_links(link(gbit_s=30), link("b", "a")),
-        GOOD,
-        iperf(30000, 90000),
+        two_links(link(gbit_s=60), link("b", "a")),
+        two_links(link(gbit_s=70), link("b", "a")),
+        iperf(60000, 90000),
         iperf(88000, 90000),
         "warning",
+        "60 Gb/s",
     ),
     Case(
         "link-jitter",
