@@ -13,8 +13,6 @@ from dynctl.planner.peaks import find_spec
 from dynctl.planner.placement import GpuKind
 
 RULE = "the connector takes different tensor-parallel sizes where one divides the other (vLLM NixlConnector matrix)"
-_BLACKWELL = ("b200", "b300", "gb200", "rtx-5090", "rtx-pro-6000")
-"""Kinds whose default attention backend is another one."""
 
 
 def pair_fault(
@@ -27,18 +25,19 @@ def pair_fault(
         return f"pp {p.pp} and pp {d.pp} differ: not proven"
     if p.tp > d.tp and not model.is_mla and model.num_kv_heads % p.tp:
         return f"prefill tp {p.tp} copies KV heads that decode tp {d.tp} does not"
-    if _generation(prefill) != _generation(decode):
+    if _backend(prefill) != _backend(decode):
         return "their default attention backends differ, and both sides must agree"
     return ""
 
 
-def _generation(kind: GpuKind) -> str:
+def _backend(kind: GpuKind) -> str:
+    """Equal for kinds whose default attention backend is the same."""
     spec = find_spec(kind.name)
     if spec is None:
         return kind.name
-    if spec.name.startswith(_BLACKWELL):
+    if spec.generation.startswith("blackwell"):
         return "blackwell"
-    return "volta" if spec.name.startswith("v100") else "ampere to hopper"
+    return "volta" if spec.generation == "volta" else "ampere to hopper"
 
 
 def leaning(kind: GpuKind) -> float:
