@@ -66,12 +66,10 @@ def read_scheme(config: Config, name: str) -> Scheme:
     Raises:
         PlanError: when the method is unknown.
     """
-    quant = config.get("quantization_config") or config.get("compression_config")
-    if not isinstance(quant, Mapping):
+    inner = _quantisation_of(config)
+    if inner is None:
         # Engines load float32 checkpoints in 16 bit too.
         return Scheme(BF16, lambda _: False)
-    nested = quant.get("quantization")
-    inner: Config = {**quant, **nested} if isinstance(nested, Mapping) else quant
     method = str(inner.get("quant_method", "")).lower()
     found = _format(method, inner)
     if found is None:
@@ -86,14 +84,21 @@ def read_scheme(config: Config, name: str) -> Scheme:
 
 def kv_dtype_bytes(config: Config) -> float:
     """Bytes of one KV value as the checkpoint declares it: 1 where it names an 8-bit cache, which engines then take."""
-    quant = config.get("quantization_config") or config.get("compression_config")
-    if not isinstance(quant, Mapping):
+    inner = _quantisation_of(config)
+    if inner is None:
         return 2.0
-    nested = quant.get("quantization")
-    inner: Config = {**quant, **nested} if isinstance(nested, Mapping) else quant
     scheme = inner.get("kv_cache_scheme")
     is_eight = isinstance(scheme, Mapping) and scheme.get("num_bits") == 8
     return 1.0 if is_eight or str(inner.get("kv_cache_quant_algo", "")).upper() == "FP8" else 2.0
+
+
+def _quantisation_of(config: Config) -> Config | None:
+    """What a checkpoint says of its quantisation, also where that stands one level deeper; None: nothing."""
+    quant = config.get("quantization_config") or config.get("compression_config")
+    if not isinstance(quant, Mapping):
+        return None
+    nested = quant.get("quantization")
+    return {**quant, **nested} if isinstance(nested, Mapping) else quant
 
 
 def _format(method: str, quant: Config) -> Format | None:

@@ -14,8 +14,6 @@ from dynctl.core.plan import Parallelism
 from dynctl.planner.calibration import Constants, shipped
 from dynctl.planner.peaks import GpuSpec
 
-PCIE_LATENCY = 3.0
-"""How much longer an all-reduce takes to begin without NVLink."""
 STAGE_LATENCY_S = 10e-6
 
 
