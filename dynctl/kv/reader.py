@@ -68,6 +68,18 @@ class ReplaySlots:
             self.enter(*self._line.popitem(last=False))
 
 
+def trust_text(trust: float) -> str:
+    """Say to an operator how far the cache of an engine is known now, and what that changes."""
+    if trust >= 1:
+        return "all here again"
+    if trust > 0:
+        return (
+            "some did not come, or the engine behind them may be another; asked for again, "
+            "and what is cached counts in part until they are here"
+        )
+    return "more come than can be taken in; nothing counts as cached until that is made up for"
+
+
 class EventSink(Protocol):
     """Who takes the events; called on the loop, in order."""
 
@@ -212,8 +224,9 @@ class KvEventReader:
         """Look whether it is still the same engine that answers, each time the subscription connects."""
         for frames in self._take("connected", self._monitor, self._on_connected):
             if int.from_bytes(frames[0][:2], sys.byteorder) == zmq.EVENT_CONNECTED:
-                self._was_connected = True
-                self._obey(self._sequence.reconnected(self._now()))
+                is_first, self._was_connected = not self._was_connected, True
+                look = self._sequence.connected if is_first else self._sequence.reconnected
+                self._obey(look(self._now()))
             else:
                 # After a frame beyond all bounds zmq cuts the connection and does not try again by itself.
                 self._later("subscribe", _RESUBSCRIBE_S, self._resubscribe)

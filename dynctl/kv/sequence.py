@@ -145,8 +145,12 @@ class EventSequence:
         """Take the news that a replay asked for has to wait its turn: its time begins later."""
         self._heard_s = now_s
 
+    def connected(self, now_s: float) -> Verdict:
+        """Take the news that the subscription has connected for the first time: what was sent before was not heard."""
+        return self._ask(Verdict(), now_s) if self._can_replay else Verdict()
+
     def reconnected(self, now_s: float) -> Verdict:
-        """Take the news that the subscription has connected (again): the publisher may be another process.
+        """Take the news that the subscription has connected again: the publisher may be another process.
 
         What it still has of what we applied is compared, so that a new one is noticed at once, whatever its numbers.
         """

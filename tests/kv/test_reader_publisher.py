@@ -39,7 +39,7 @@ class Sink:
         self.changed.set()
 
     async def until(self, is_so):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not is_so():
                 self.changed.clear()
                 await self.changed.wait()
@@ -120,7 +120,7 @@ def test_k8_a_restarted_engine_on_the_same_endpoints_replaces_the_old_one(tmp_pa
         first.close()
         second = EventPublisher(*endpoints(tmp_path), "", context=zmq_context)
         second.start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             number = 100
             while (0, 100) not in sink.got:
                 second.publish(batch(number))
@@ -219,7 +219,7 @@ def test_replay_answers_in_the_shape_of_the_capture(tmp_path, zmq_context):
         dealer.connect(f"ipc://{tmp_path}/replay")
         dealer.send_multipart([b"", (3).to_bytes(8, "big")])
         got = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not got or got[-1][2] != END_SEQ:
                 await asyncio.sleep(0.01)
                 while dealer.poll(0):
@@ -289,9 +289,9 @@ def test_k1_a_thousand_lost_batches_are_back_within_a_second_and_doubted_until_t
         full.start()
         reader.start()
         await sink.until(lambda: sink.got == [(0, 0)])
-        while reader.is_stale:  # the look whether it is still the same engine
+        while reader.is_stale:
             await asyncio.sleep(0.01)
-        sink.trusts.clear()
+        assert sink.trusts == []  # the first connection is no reason to doubt what was just told
         for i in range(1, 1002):
             full.publish(batch(i))
         loop = asyncio.get_running_loop()
@@ -417,7 +417,7 @@ def test_k15_a_frame_larger_than_any_batch_does_not_get_in(tmp_path, zmq_context
         await asyncio.sleep(0.2)
         live.send_multipart([b"", (0).to_bytes(8, "big"), bytes(100 * 1024**2)])
         payload = events_module.encode(batch(1))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             seq = 1
             while not sink.got:  # the connection is cut and made again
                 live.send_multipart([b"", seq.to_bytes(8, "big"), payload])

@@ -351,6 +351,24 @@ def test_k8_a_restarted_publisher_is_noticed_when_the_subscription_connects_agai
     assert follower.num_resets == 1
 
 
+def test_the_first_connection_asks_for_what_was_sent_before_it_and_doubts_nothing():
+    """The replay may be here before the subscription stands; what is sent between the two is heard by neither."""
+    publisher = Publisher()
+    follower = Follower(publisher)
+    publisher.publish()
+    follower.obey(follower.sequence.start(0))
+    publisher.publish()
+    verdict = follower.sequence.connected(0)
+
+    assert verdict.replay_from is not None
+    assert not follower.sequence.is_missing
+    follower.obey(verdict)
+    assert follower.applied == publisher.sent
+    assert follower.num_resets == 0
+    assert follower.sequence.reconnected(0).replay_from is not None
+    assert follower.sequence.is_missing
+
+
 def test_a_connection_that_only_broke_changes_nothing():
     publisher = Publisher()
     follower = Follower(publisher)
