@@ -22,7 +22,7 @@ from dynctl.http1.server import Exchange
 from dynctl.kv import wire
 from dynctl.kv.events import EventBatch
 from dynctl.kv.hashing import BlockHasher
-from dynctl.kv.reader import KvEventReader, ReplaySlots
+from dynctl.kv.reader import KvEventReader, ReplaySlots, trust_text
 from dynctl.kv.tracker import BlockTracker
 from dynctl.kv.wire import SourceHealth
 
@@ -161,8 +161,7 @@ class KvSource:
 
     def on_trust(self, trust: float) -> None:
         """Let routers know at once: they place by what they believe."""
-        if trust < 1.0:
-            _log.warning("KV events of %s: %s", self._entry.info.id, _doubt(trust))
+        _log.warning("KV events of %s: %s", self._entry.info.id, trust_text(trust))
         self.beat()
 
     def on_reset(self) -> None:
@@ -248,7 +247,3 @@ class KvSource:
     def _drop(self, exchange: Exchange) -> None:
         self._limits_bytes.pop(exchange, None)
         exchange.on_gone = None
-
-
-def _doubt(trust: float) -> str:
-    return "batches are missing" if trust > 0 else "more come than can be taken in"

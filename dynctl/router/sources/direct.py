@@ -17,7 +17,7 @@ from dynctl.core.text import clean
 from dynctl.errors import DynctlError, ProbeError
 from dynctl.http1.upstream import Upstream, UpstreamError
 from dynctl.kv.events import EventBatch
-from dynctl.kv.reader import KvEventReader, ReplaySlots
+from dynctl.kv.reader import KvEventReader, ReplaySlots, trust_text
 from dynctl.kv.tracker import BlockTracker
 from dynctl.kv.tracker import Delta as TrackedDelta
 from dynctl.kv.wire import SourceHealth
@@ -243,8 +243,7 @@ class _EventSink:
 
     def on_trust(self, trust: float) -> None:
         """Believe what is known of the engine only so far from here on."""
-        if trust < 1.0:
-            log.warning("engine %s: events are missing or too many", clean(self._info.id))
+        log.warning("KV events of %s: %s", clean(self._info.id), trust_text(trust))
         self._fleet.index.believe(self._info.id, trust)
 
     def on_reset(self) -> None:
