@@ -3,6 +3,8 @@
     frame   := length u32 big-endian (of the rest) · kind u8 · header length u16 big-endian · header · body
     header  := msgpack array, body := hashes as little-endian u64 words
 
+A reader leaves elements of a header that it does not know out, and takes defaults for those that are missing. Frames of
+media slower than the device go only to routers that ask for them: an older one would take them for the device's.
 Not here: sockets, engine events. Pure.
 """
 
@@ -12,8 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from dynctl.core.kv import DEVICE
 from dynctl.errors import DynctlError
 
+ALL_MEDIA = b"media=all"
+"""The query of a router that understands frames of slower media; a relay that knows none ignores it."""
 MAX_FRAME_BYTES = 4 * 1024**2
 MAX_HASHES_PER_FRAME = 262_144
 """2 MiB of hashes; larger snapshots go on as deltas with the snapshot's sequence number."""
@@ -27,13 +32,14 @@ class WireError(DynctlError):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """Everything one rank has cached at `seq`; replaces what was known of it."""
+    """Everything one rank has cached in one medium at `seq`; replaces what was known of that."""
 
     incarnation: str
     seq: int
     block_size: int
     hashes: Sequence[int]
     rank: int = 0
+    medium: int = DEVICE
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -45,6 +51,7 @@ class Delta(msgspec.Struct, frozen=True):
     removed: Sequence[int]
     cleared: bool = False
     rank: int = 0
+    medium: int = DEVICE
 
 
 class SourceHealth(msgspec.Struct, frozen=True, array_like=True):
@@ -81,6 +88,7 @@ class _SnapshotHeader(msgspec.Struct, array_like=True):
     seq: int
     rank: int
     block_size: int
+    medium: int = DEVICE
 
 
 class _DeltaHeader(msgspec.Struct, array_like=True):
@@ -90,6 +98,7 @@ class _DeltaHeader(msgspec.Struct, array_like=True):
     num_stored: int
     num_removed: int
     cleared: bool
+    medium: int = DEVICE
 
 
 class _HeartbeatHeader(msgspec.Struct, array_like=True):
@@ -143,34 +152,37 @@ class FrameReader:
 def _split(frame: Frame) -> Iterator[Frame]:
     """Yield frames of at most MAX_HASHES_PER_FRAME hashes that mean the same."""
     match frame:
-        case Snapshot(incarnation, seq, block_size, hashes, rank):
+        case Snapshot(incarnation, seq, block_size, hashes, rank, medium):
             size = MAX_HASHES_PER_FRAME
-            yield Snapshot(incarnation, seq, block_size, hashes[:size], rank)
+            yield Snapshot(incarnation, seq, block_size, hashes[:size], rank, medium)
             for start in range(size, len(hashes), size):
-                yield Delta(incarnation, seq, hashes[start : start + size], (), rank=rank)
-        case Delta(incarnation, seq, stored, removed, cleared, rank):
+                part = hashes[start : start + size]
+                yield Delta(incarnation, seq, part, (), rank=rank, medium=medium)
+        case Delta(incarnation, seq, stored, removed, cleared, rank, medium):
             half = MAX_HASHES_PER_FRAME // 2
             if len(stored) <= half and len(removed) <= half:
                 yield frame
                 return
             if cleared:
-                yield Delta(incarnation, seq, (), (), True, rank)
+                yield Delta(incarnation, seq, (), (), True, rank, medium)
             for start in range(0, len(removed), half):
-                yield Delta(incarnation, seq, (), removed[start : start + half], rank=rank)
+                part = removed[start : start + half]
+                yield Delta(incarnation, seq, (), part, rank=rank, medium=medium)
             for start in range(0, len(stored), half):
-                yield Delta(incarnation, seq, stored[start : start + half], (), rank=rank)
+                part = stored[start : start + half]
+                yield Delta(incarnation, seq, part, (), rank=rank, medium=medium)
         case Heartbeat():
             yield frame
 
 
 def _encode_one(frame: Frame) -> bytes:
     match frame:
-        case Snapshot(incarnation, seq, block_size, hashes, rank):
-            kind, header = b"S", _pack(_SnapshotHeader(incarnation, seq, rank, block_size))
+        case Snapshot(incarnation, seq, block_size, hashes, rank, medium):
+            kind, header = b"S", _pack(_SnapshotHeader(incarnation, seq, rank, block_size, medium))
             body = _words(hashes)
-        case Delta(incarnation, seq, stored, removed, cleared, rank):
-            kind = b"D"
-            header = _pack(_DeltaHeader(incarnation, seq, rank, len(stored), len(removed), cleared))
+        case Delta(incarnation, seq, stored, removed, cleared, rank, medium):
+            kind, numbers = b"D", (len(stored), len(removed))
+            header = _pack(_DeltaHeader(incarnation, seq, rank, *numbers, cleared, medium))
             body = _words(stored) + _words(removed)
         case Heartbeat(incarnation, seq, rank, is_stale, health):
             kind, header = b"H", _pack(_HeartbeatHeader(incarnation, seq, rank, is_stale, health))
@@ -191,14 +203,15 @@ def _decode_one(data: bytes) -> Frame:
         match data[:1]:
             case b"S":
                 s = _snapshot_header.decode(header)
-                return Snapshot(s.incarnation, s.seq, s.block_size, _numbers(body), s.rank)
+                numbers = _numbers(body)
+                return Snapshot(s.incarnation, s.seq, s.block_size, numbers, s.rank, s.medium)
             case b"D":
                 d = _delta_header.decode(header)
                 numbers = _numbers(body)
                 if d.num_stored < 0 or d.num_stored + d.num_removed != len(numbers):
                     raise WireError(f"a delta with {len(numbers)} hashes")
                 stored, removed = numbers[: d.num_stored], numbers[d.num_stored :]
-                return Delta(d.incarnation, d.seq, stored, removed, d.cleared, d.rank)
+                return Delta(d.incarnation, d.seq, stored, removed, d.cleared, d.rank, d.medium)
             case b"H":
                 h = _heartbeat_header.decode(header)
                 return Heartbeat(h.incarnation, h.seq, h.rank, h.is_stale, h.health)

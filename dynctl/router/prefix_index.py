@@ -8,6 +8,9 @@ may lie in between without harm. Clearing or dropping an engine is O(1): its bit
 Under the byte budget each shard keeps two generations; a block confirmed again, by its engine or by a match, moves to
 the young one, and the old one is dropped when the young one is half the budget. Eviction costs hits, never correctness.
 
+What an engine can load from a slower medium stands beside what its device holds, under a bit of its own: the same
+entry of the same dictionary, and nothing at all where engines have no such medium.
+
 Not here: hashing, scoring, where events come from. Pure.
 """
 
@@ -15,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from dynctl.core.kv import DEVICE
 from dynctl.kv.hashing import PrefixState, PromptBlocks
 from dynctl.router.expected import ExpectedBlocks
 
@@ -32,15 +36,16 @@ _WINDOW_WEIGHT = 0.5
 
 
 class Source(NamedTuple):
-    """Whose cache an update speaks of: one data-parallel rank of one incarnation of an engine."""
+    """Whose cache an update speaks of: one medium of one data-parallel rank of one incarnation of an engine."""
 
     engine_id: str
     incarnation: str
     rank: int = 0
+    medium: int = DEVICE
 
 
 class Tier(NamedTuple):
-    """Sources that hold a prompt down to the same depth."""
+    """Sources, of whatever medium, that hold a prompt down to the same depth."""
 
     depth: int
     """Blocks."""
@@ -88,8 +93,10 @@ class PrefixIndex:
         self._engine_ids: dict[int, str] = {}
         """By bit, live ones only."""
         self._one_bit: dict[str, int] = {}
-        """By engine: what is expected of it is not known by rank."""
+        """By engine, of its device: what is expected of it is not known by rank."""
         self._live = 0
+        self.slower: dict[int, int] = {}
+        """Bits of the sources of each slower medium; only of media that engines have."""
         self._free: list[int] = []
         self._next_bit = 1
         self._masks: dict[int, int] = {}
@@ -103,17 +110,23 @@ class PrefixIndex:
         """By engine whose cache is not well known just now: the share of it to be believed."""
 
     def begin(self, source: Source) -> None:
-        """Start a source with no blocks; what its rank held before, of whatever incarnation, is gone at once."""
-        for other in [s for s in self._slots if s[::2] == source[::2]]:
-            self._retire(other)
+        """Start a source with no blocks; what it held before, and its rank in an older incarnation, is gone at once."""
+        engine_id, incarnation, rank, medium = source
+        for other in tuple(self._slots):
+            is_over = other.medium == medium or other.incarnation != incarnation
+            if is_over and (other.engine_id, other.rank) == (engine_id, rank):
+                self._retire(other)
         if self._free:
             bit = self._free.pop()
         else:
             bit = self._next_bit
             self._next_bit <<= 1
         self._slots[source] = _Slot(bit)
-        self._engine_ids[bit] = source.engine_id
-        self._one_bit[source.engine_id] = bit
+        self._engine_ids[bit] = engine_id
+        if medium == DEVICE:
+            self._one_bit[engine_id] = bit
+        else:
+            self.slower[medium] = self.slower.get(medium, 0) | bit
         self._live |= bit
         self.layout += 1
 
@@ -134,8 +147,12 @@ class PrefixIndex:
         slot = self._slots.pop(source)
         self._live &= ~slot.bit
         del self._engine_ids[slot.bit]
-        if self._one_bit.get(source.engine_id) == slot.bit:
-            others = [s.bit for o, s in self._slots.items() if o.engine_id == source.engine_id]
+        if source.medium != DEVICE:
+            self.slower[source.medium] &= ~slot.bit
+            if not self.slower[source.medium]:
+                del self.slower[source.medium]
+        elif self._one_bit.get(source.engine_id) == slot.bit:
+            others = [slot.bit for slot in self._on_device(source.engine_id)]
             self._one_bit.pop(source.engine_id)
             if others:
                 self._one_bit[source.engine_id] = others[0]
@@ -281,12 +298,13 @@ class PrefixIndex:
         return mask
 
     def match(self, blocks: PromptBlocks, num_blocks: int | None = None) -> dict[str, int]:
-        """Return each engine's longest unbroken prefix in blocks, the best of its ranks; engines with none are left out."""
+        """Return each device's longest unbroken prefix in blocks, the best of its ranks; engines with none are left out."""
         depths: dict[str, int] = {}
+        slower = sum(self.slower.values())
         for depth, bits, _ in self.tiers(
             blocks, blocks.num_blocks if num_blocks is None else num_blocks
         ):
-            for engine_id in self.engines_of(bits):
+            for engine_id in self.engines_of(bits & ~slower):
                 depths[engine_id] = max(depth, depths.get(engine_id, 0))
         return depths
 
@@ -320,19 +338,29 @@ class PrefixIndex:
         return bool(self._retired)
 
     def num_blocks(self, engine_id: str) -> int:
-        """Blocks an engine was said to hold, over all its ranks (before eviction under the budget)."""
-        return sum(
-            s.num_blocks for source, s in self._slots.items() if source.engine_id == engine_id
-        )
+        """Blocks an engine's device was said to hold, over all its ranks (before eviction under the budget)."""
+        return sum([slot.num_blocks for slot in self._on_device(engine_id)])
+
+    def num_slower_blocks(self, engine_id: str) -> int:
+        """Blocks an engine was said to be able to load from slower media."""
+        own = [s for source, s in self._slots.items() if source.engine_id == engine_id]
+        return sum([slot.num_blocks for slot in own]) - self.num_blocks(engine_id)
 
     def turnover(self, engine_id: str) -> float:
-        """How much of what an engine stores pushes something else out: 0 while it has room, 1 once it is full."""
-        found = [s.turnover for source, s in self._slots.items() if source[0] == engine_id]
+        """How much of what an engine's device stores pushes something else out: 0 while it has room, 1 once it is full."""
+        found = [slot.turnover for slot in self._on_device(engine_id)]
         return sum(found) / len(found) if found else 0.0
 
     def num_stored(self, engine_id: str) -> int:
-        """Blocks an engine was ever said to hold since it began."""
-        return sum(s.num_stored for source, s in self._slots.items() if source[0] == engine_id)
+        """Blocks an engine's device was ever said to hold since it began."""
+        return sum([slot.num_stored for slot in self._on_device(engine_id)])
+
+    def _on_device(self, engine_id: str) -> list[_Slot]:
+        return [
+            slot
+            for source, slot in self._slots.items()
+            if source.engine_id == engine_id and source.medium == DEVICE
+        ]
 
     def is_published(self, engine_id: str, block: int) -> bool:
         """Tell whether the engine itself was said to hold a block; what is only expected does not count."""

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +17,16 @@ from dynctl.kv.wire import (
 hashes = st.lists(st.integers(0, 2**64 - 1), max_size=20)
 seqs = st.integers(-1, 2**60)
 frames = st.one_of(
-    st.builds(Snapshot, st.text(max_size=9), seqs, st.integers(1, 256), hashes, st.integers(0, 9)),
-    st.builds(Delta, st.text(max_size=9), seqs, hashes, hashes, st.booleans(), st.integers(0, 9)),
+    st.builds(
+        Snapshot,
+        *(st.text(max_size=9), seqs, st.integers(1, 256), hashes, st.integers(0, 9)),
+        st.integers(0, 2),
+    ),
+    st.builds(
+        Delta,
+        *(st.text(max_size=9), seqs, hashes, hashes, st.booleans(), st.integers(0, 9)),
+        st.integers(0, 2),
+    ),
     st.builds(Heartbeat, st.text(max_size=9), seqs, st.integers(0, 9), st.booleans()),
 )
 
@@ -45,11 +54,34 @@ def follow(frames):
     return known
 
 
+@pytest.mark.parametrize("frame", [Snapshot("i", 4, 16, [7], 1), Delta("i", 4, [7], [8], True, 1)])
+def test_a_frame_of_before_media_is_the_devices(frame):
+    """Headers were shorter by their last element."""
+    data = encode(frame)
+    header_bytes = int.from_bytes(data[5:7], "big")
+    header = msgspec.msgpack.decode(data[7 : 7 + header_bytes])
+    older = msgspec.msgpack.encode(header[:-1])
+    rest = data[4:5] + len(older).to_bytes(2, "big") + older + data[7 + header_bytes :]
+
+    assert header[-1] == frame.medium == 0
+    assert FrameReader().feed(len(rest).to_bytes(4, "big") + rest) == [frame]
+
+
+def test_a_header_may_have_more_elements_than_are_known():
+    data = encode(Delta("i", 4, [7], []))
+    header_bytes = int.from_bytes(data[5:7], "big")
+    newer = msgspec.msgpack.encode([*msgspec.msgpack.decode(data[7 : 7 + header_bytes]), "more"])
+    rest = data[4:5] + len(newer).to_bytes(2, "big") + newer + data[7 + header_bytes :]
+
+    assert FrameReader().feed(len(rest).to_bytes(4, "big") + rest) == [Delta("i", 4, [7], [])]
+
+
 def test_a_large_snapshot_is_split_and_means_the_same():
     everything = list(range(2 * MAX_HASHES_PER_FRAME + 7))
-    frames = FrameReader().feed(encode(Snapshot("i", 4, 16, everything)))
+    frames = FrameReader().feed(encode(Snapshot("i", 4, 16, everything, medium=1)))
 
     assert len(frames) == 3
+    assert {frame.medium for frame in frames} == {1}
     assert {frame.seq for frame in frames} == {4}
     assert follow(frames) == set(everything)
 

@@ -11,7 +11,7 @@ import pytest
 from dynctl.agents.relay import kv_source
 from dynctl.agents.relay.metrics import RelayMetrics
 from dynctl.core.deployment import EngineInfo, EngineState
-from dynctl.core.kv import BlockRemoved, EngineBlockHash
+from dynctl.core.kv import BlockRemoved, BlockStored, EngineBlockHash
 from dynctl.http1.server import Exchange, serve
 from dynctl.http1.upstream import Address, Upstream, UpstreamError
 from dynctl.kv.events import EventBatch
@@ -43,6 +43,8 @@ class Index:
         self._reader = FrameReader()
         self._num_read = 0
         self.known: dict[int, set[int]] = {}
+        self.slower: dict[int, set[int]] = {}
+        """The same of other media than the device."""
         self.frames: list = []
 
     def read(self, sink) -> None:
@@ -52,9 +54,14 @@ class Index:
             self.frames.append(frame)
             match frame:
                 case Snapshot():
-                    self.known[frame.rank] = set(frame.hashes)
+                    of_medium = self.slower if frame.medium else self.known
+                    of_medium[frame.rank] = set(frame.hashes)
                 case Delta():
-                    have = self.known[frame.rank]
+                    have = (
+                        self.slower.setdefault(frame.rank, set())
+                        if frame.medium
+                        else self.known[frame.rank]
+                    )
                     if frame.cleared:
                         have.clear()
                     have -= set(frame.removed)
@@ -227,7 +234,7 @@ def test_a_router_that_leaves_cancels_the_engine(run, bench, entry_of):
             sink, call = b.open_stream("/v1/engine/m-0/health")
             await b.until(lambda: sink.body == b"first")
             call.cancel()
-            await asyncio.wait_for(gone.wait(), 1)
+            await asyncio.wait_for(gone.wait(), 60)
 
     run(main)
 
@@ -246,7 +253,7 @@ def test_an_engine_that_breaks_a_stream_never_looks_complete(run, bench, entry_o
             sink, _ = b.open_stream("/v1/engine/m-0/health")
             await b.until(lambda: sink.body == b"first")
             streams[0].abort()
-            await asyncio.wait_for(sink.over.wait(), 5)
+            await asyncio.wait_for(sink.over.wait(), 60)
             assert sink.error is not None
             assert not sink.error.before_first_byte
 
@@ -283,7 +290,7 @@ def test_a_router_that_reads_slowly_slows_the_engine_and_loses_nothing(run, benc
             await asyncio.sleep(0.3)
             assert written[0] < total
             call.resume()
-            await asyncio.wait_for(sink.over.wait(), 20)
+            await asyncio.wait_for(sink.over.wait(), 60)
             assert sink.error is None
             assert len(sink.body) == total * len(piece)
 
@@ -351,7 +358,7 @@ def test_a_new_incarnation_ends_calls_to_the_old_one(run, bench, entry_of):
             sink, _ = b.open_stream("/v1/engine/m-0/health")
             await b.until(lambda: sink.body)
             await b.settle(entry_of("m-0", "i2", path))
-            await asyncio.wait_for(sink.over.wait(), 5)
+            await asyncio.wait_for(sink.over.wait(), 60)
             assert sink.error is not None
 
     run(main)
@@ -374,7 +381,7 @@ def test_draining_lets_a_stream_end(run, bench, entry_of):
             await b.settle(entry_of("m-0", "i1", path, state=EngineState.DRAINING))
             streams[0].write(b" last")
             streams[0].finish()
-            await asyncio.wait_for(sink.over.wait(), 5)
+            await asyncio.wait_for(sink.over.wait(), 60)
             assert (sink.error, bytes(sink.body)) == (None, b"first last")
 
     run(main)
@@ -453,7 +460,7 @@ def test_k8_the_stream_ends_with_the_incarnation_and_a_new_one_starts_empty(
             index = Index()
             await b.until(lambda: index.read(sink) or index.known.get(0) == set(hashes(2)))
             await b.settle(kv_entry(entry_of, b, incarnation=""))
-            await asyncio.wait_for(sink.over.wait(), 5)
+            await asyncio.wait_for(sink.over.wait(), 60)
             assert sink.error is None
             publisher.close()
             again = b.publisher("k")
@@ -479,6 +486,34 @@ def test_k16_ranks_are_kept_apart(run, bench, entry_of, blocks):
             b.publish(publisher, blocks(0, 5), rank=1)
             wanted = {0: set(hashes(2)), 1: set(hashes(5))}
             await b.until(lambda: index.read(sink) or index.known == wanted)
+
+    run(main)
+
+
+def test_slower_media_are_told_to_routers_that_ask_for_them_only(run, bench, entry_of, blocks):
+    async def main():
+        async with bench() as b:
+            publisher = b.publisher("k")
+            offloaded = tuple(blocks(0, 2).block_hashes)
+            b.publish(publisher, blocks(0, 3))
+            b.publish(publisher, BlockStored(offloaded, None, (), 0, medium="CPU"))
+            await b.settle(kv_entry(entry_of, b))
+            older, newer = (b.open_stream(f"/v1/kv/m-0{query}")[0] for query in ("", "?media=all"))
+            of_older, of_newer = Index(), Index()
+            device, slow = {0: set(hashes(3))}, {0: set(hashes(2))}
+            await b.until(lambda: of_newer.read(newer) or of_newer.slower == slow)
+            assert of_newer.known == device
+            # What comes later is told as a change, and one who joins later gets it whole.
+            b.publish(publisher, BlockRemoved(offloaded[1:], "CPU"))
+            slow = {0: set(hashes(1))}
+            await b.until(lambda: of_newer.read(newer) or of_newer.slower == slow)
+            late, of_late = b.open_stream("/v1/kv/m-0?media=all")[0], Index()
+            await b.until(
+                lambda: of_late.read(late) or (of_late.known, of_late.slower) == (device, slow)
+            )
+            b.publish(publisher, blocks(3, 1, parent=2))
+            await b.until(lambda: of_older.read(older) or of_older.known == {0: set(hashes(4))})
+            assert of_older.slower == {}
 
     run(main)
 
@@ -523,7 +558,7 @@ def test_a_router_that_falls_behind_is_cut_and_resyncs_by_snapshot(
                 await b.until(lambda: source._seqs[0] == publisher._next_seq - 1)
                 assert first < 4_000_000
             call.resume()
-            await asyncio.wait_for(slow.over.wait(), 10)
+            await asyncio.wait_for(slow.over.wait(), 60)
             assert slow.error is not None
             await b.until(lambda: index.read(fast) or len(index.known[0]) == first)
             again, _ = b.open_stream("/v1/kv/m-0", slow_pool)

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dynctl.core.kv import AllBlocksCleared, BlockRemoved, BlockStored
+from dynctl.core.kv import HOST, AllBlocksCleared, BlockRemoved, BlockStored
 from dynctl.kv.hashing import BlockHasher
 from dynctl.kv.tracker import BlockTracker
 from dynctl.router.prefix_index import ENTRY_BYTES, PrefixIndex, Source
@@ -27,15 +27,17 @@ class Engine:
         self.source_of = lambda start: Source(name, f"i{start}", rank)
         self.start = 0
         self.held = {}
+        self.in_host = set()
+        """Handles of what it could load."""
         self.tracker = BlockTracker(HASHER)
 
     @property
     def source(self):
         return self.source_of(self.start)
 
-    def depth(self, tokens):
-        depth = 0
-        while 2 * (depth + 1) <= len(tokens) and handle(tokens[: 2 * (depth + 1)]) in self.held:
+    def depth(self, tokens, held=None):
+        depth, held = 0, self.held if held is None else held
+        while 2 * (depth + 1) <= len(tokens) and handle(tokens[: 2 * (depth + 1)]) in held:
             depth += 1
         return depth
 
@@ -57,6 +59,12 @@ class IndexMachine(RuleBasedStateMachine):
             self.index.clear(engine.source)
         self.index.remove(engine.source, delta.removed)
         self.index.store(engine.source, delta.stored)
+        for slower in engine.tracker.take_slower():
+            source = engine.source._replace(medium=slower.medium)
+            if slower.cleared or not self.index.holds(source):
+                self.index.begin(source)
+            self.index.remove(source, slower.removed)
+            self.index.store(source, slower.stored)
 
     @rule(key=st.sampled_from(SOURCES), tokens=TOKENS)
     def computes(self, key, tokens):
@@ -94,10 +102,24 @@ class IndexMachine(RuleBasedStateMachine):
             engine.held.pop(block, None)
         self.follow(engine, engine.tracker.apply([BlockRemoved(tuple(gone))], self.now_s))
 
+    @rule(key=st.sampled_from(SOURCES), seed=st.integers(0, 99))
+    def host_takes_and_evicts(self, key, seed):
+        """Blocks the device has are written to the host, some of those there are dropped."""
+        engine, rng = self.engines[key], random.Random(seed)
+        taken = rng.sample(sorted(engine.held), len(engine.held) // 2)
+        gone = rng.sample(sorted(engine.in_host), len(engine.in_host) // 3)
+        engine.in_host = (engine.in_host - set(gone)) | set(taken)
+        events = [
+            BlockRemoved(tuple(gone), "CPU"),
+            *(BlockStored((one,), None, (), 0, medium="CPU") for one in taken),
+        ]
+        self.follow(engine, engine.tracker.apply(events, self.now_s))
+
     @rule(key=st.sampled_from(SOURCES))
     def clears(self, key):
         engine = self.engines[key]
         engine.held.clear()
+        engine.in_host.clear()
         self.follow(engine, engine.tracker.apply([AllBlocksCleared()], self.now_s))
 
     @rule(key=st.sampled_from(SOURCES))
@@ -107,6 +129,7 @@ class IndexMachine(RuleBasedStateMachine):
         old = engine.source
         engine.start += 1
         engine.held.clear()
+        engine.in_host.clear()
         engine.tracker = BlockTracker(HASHER)
         self.index.begin(engine.source)
         assert not self.index.store(old, [1])
@@ -128,6 +151,10 @@ class IndexMachine(RuleBasedStateMachine):
             if other == name:
                 self.index.begin(engine.source)
                 self.index.store(engine.source, engine.tracker.snapshot())
+                for medium in engine.tracker.slower_media:
+                    self.index.begin(engine.source._replace(medium=medium))
+                    blocks = engine.tracker.snapshot(medium)
+                    self.index.store(engine.source._replace(medium=medium), blocks)
 
     @rule(num=st.integers(1, 70))
     def sweeps(self, num):
@@ -144,6 +171,20 @@ class IndexMachine(RuleBasedStateMachine):
                 if depth:
                     expected[name] = max(depth, expected.get(name, 0))
             assert self.index.match(HASHER.prompt(tokens)) == expected
+
+    @invariant()
+    def hosts_hold_what_could_be_loaded_without_a_gap(self):
+        slower = self.index.slower.get(HOST, 0)
+        for tokens in self.queries:
+            expected, found = {}, {}
+            for (name, _), engine in self.engines.items():
+                depth = engine.depth(tokens, engine.in_host)
+                if depth:
+                    expected[name] = max(depth, expected.get(name, 0))
+            for depth, bits, _ in self.index.tiers(HASHER.prompt(tokens), len(tokens) // 2):
+                for name in self.index.engines_of(bits & slower):
+                    found[name] = max(depth, found.get(name, 0))
+            assert found == expected
 
     @invariant()
     def counts_are_exact(self):

@@ -15,7 +15,7 @@ import zmq
 
 from dynctl.agents.protocol import RelayEntry
 from dynctl.agents.relay.metrics import RelayMetrics
-from dynctl.core.kv import BlockStored
+from dynctl.core.kv import DEVICE, BlockStored, medium_of
 from dynctl.core.text import clean
 from dynctl.errors import EngineError
 from dynctl.http1.server import Exchange
@@ -23,7 +23,7 @@ from dynctl.kv import wire
 from dynctl.kv.events import EventBatch
 from dynctl.kv.hashing import BlockHasher
 from dynctl.kv.reader import KvEventReader, ReplaySlots, trust_text
-from dynctl.kv.tracker import BlockTracker
+from dynctl.kv.tracker import BlockTracker, Delta
 from dynctl.kv.wire import SourceHealth
 
 MAX_BEHIND_BYTES = 8 * 1024 * 1024
@@ -62,13 +62,15 @@ class KvSource:
         )
         self._trackers: dict[int, BlockTracker] = {0: BlockTracker(self._hasher)}
         self._seqs: dict[int, int] = {0: -1}
-        """By rank: of the last frame sent; where the next snapshot stands."""
+        """By rank: of the last frame sent of its device; where the next snapshot stands."""
         self._untold: dict[int, tuple[int, float]] = {}
         """By rank: the sequence number of the last batch not yet told, and the time the engine stamped on the first."""
         self._told_s = 0.0
         self._telling: asyncio.TimerHandle | None = None
         self._limits_bytes: dict[Exchange, int] = {}
         """Subscribers, with what each may have unsent."""
+        self._wants_all: set[Exchange] = set()
+        """Those of them that understand frames of slower media."""
         self._loop = asyncio.get_running_loop()
         self._reader: KvEventReader | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -114,13 +116,19 @@ class KvSource:
         """Events are missing just now, or the source was given up."""
         return self._reader is None or self._reader.is_stale
 
-    def subscribe(self, exchange: Exchange, headers: list[tuple[bytes, bytes]]) -> None:
-        """Begin a subscription: snapshots now, then whatever happens."""
+    def subscribe(
+        self, exchange: Exchange, headers: list[tuple[bytes, bytes]], *, wants_all: bool = False
+    ) -> None:
+        """Begin a subscription: snapshots now, then whatever happens; of the device only, unless all is wanted."""
         exchange.must_close = True
         exchange.on_gone = lambda: self._drop(exchange)
         exchange.start(200, headers)
         self._tell()
         snapshots = [self._snapshot(rank) for rank in self._trackers]
+        if wants_all:
+            self._wants_all.add(exchange)
+            for rank, tracker in self._trackers.items():
+                snapshots += [self._snapshot(rank, medium) for medium in tracker.slower_media]
         self._limits_bytes[exchange] = MAX_BEHIND_BYTES + sum(map(len, snapshots))
         for piece in (*snapshots, self._heartbeat()):
             exchange.write(piece)
@@ -171,6 +179,9 @@ class KvSource:
             tracker.reset()
             self._seqs[rank] = -1
             self._send(self._snapshot(rank))
+            for medium in tracker.slower_media:
+                self._send(self._snapshot(rank, medium), medium)
+            tracker.take_slower()
 
     def on_failed(self, reason: str) -> None:
         """Show an empty cache until the source can be read again."""
@@ -189,35 +200,40 @@ class KvSource:
             self._telling.cancel()
             self._telling = None
         for rank, (seq, since_s) in self._untold.items():
-            delta = self._trackers[rank].take()
-            if delta.is_empty:
-                continue
-            self._seqs[rank] = seq
-            frame = wire.Delta(
-                self._incarnation, seq, delta.stored, delta.removed, delta.cleared, rank
-            )
-            self._metrics.kv_frames["delta"] += 1
-            self._metrics.kv_blocks["stored"] += len(delta.stored)
-            self._metrics.kv_blocks["removed"] += len(delta.removed)
-            self._metrics.lag(time.time() - since_s)
-            self._send(wire.encode(frame))
-            self._told_s = self._loop.time()
+            tracker = self._trackers[rank]
+            delta = tracker.take()
+            if not delta.is_empty:
+                self._seqs[rank] = seq
+                self._tell_of(rank, seq, delta, since_s)
+            for slower in tracker.take_slower():
+                self._tell_of(rank, seq, slower, since_s)
         self._untold.clear()
+
+    def _tell_of(self, rank: int, seq: int, delta: Delta, since_s: float) -> None:
+        stored, removed = delta.stored, delta.removed
+        frame = wire.Delta(
+            self._incarnation, seq, stored, removed, delta.cleared, rank, delta.medium
+        )
+        self._metrics.kv_frames["delta"] += 1
+        self._metrics.kv_blocks["stored"] += len(stored)
+        self._metrics.kv_blocks["removed"] += len(removed)
+        self._metrics.lag(time.time() - since_s)
+        self._send(wire.encode(frame), delta.medium)
+        self._told_s = self._loop.time()
 
     def _learn_block_size(self, batch: EventBatch) -> None:
         for event in batch.events:
-            if isinstance(event, BlockStored):
+            if isinstance(event, BlockStored) and medium_of(event.medium) == DEVICE:
                 self._block_size = event.block_size
                 for rank in self._trackers:
                     self._send(self._snapshot(rank))
                 return
 
-    def _snapshot(self, rank: int) -> bytes:
-        hashes = self._trackers[rank].snapshot()
+    def _snapshot(self, rank: int, medium: int = DEVICE) -> bytes:
+        hashes = self._trackers[rank].snapshot(medium)
         self._metrics.kv_frames["snapshot"] += 1
-        return wire.encode(
-            wire.Snapshot(self._incarnation, self._seqs[rank], self._block_size, hashes, rank)
-        )
+        seq, size = self._seqs[rank], self._block_size
+        return wire.encode(wire.Snapshot(self._incarnation, seq, size, hashes, rank, medium))
 
     def _heartbeat(self) -> bytes:
         is_stale, health = self.is_stale, self._health
@@ -231,11 +247,13 @@ class KvSource:
             for rank, seq in self._seqs.items()
         )
 
-    def _send(self, frame: bytes) -> None:
+    def _send(self, frame: bytes, medium: int = DEVICE) -> None:
         behind = []
-        self._metrics.kv_bytes += len(frame) * len(self._limits_bytes)
         for exchange, limit_bytes in self._limits_bytes.items():
+            if medium != DEVICE and exchange not in self._wants_all:
+                continue
             exchange.write(frame)
+            self._metrics.kv_bytes += len(frame)
             if exchange.unsent_bytes > limit_bytes:
                 behind.append(exchange)
         for exchange in behind:
@@ -246,4 +264,5 @@ class KvSource:
 
     def _drop(self, exchange: Exchange) -> None:
         self._limits_bytes.pop(exchange, None)
+        self._wants_all.discard(exchange)
         exchange.on_gone = None

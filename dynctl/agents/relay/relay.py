@@ -19,6 +19,7 @@ from dynctl.http1.message import error_body
 from dynctl.http1.server import Exchange, Rejection, Request
 from dynctl.http1.upstream import Upstream, UpstreamLimits
 from dynctl.kv.reader import ReplaySlots
+from dynctl.kv.wire import ALL_MEDIA
 
 PEER_PREFIX = "router:"
 """Only certificates of this kind may use the relay."""
@@ -172,7 +173,8 @@ class Relay:
                 (b"content-type", b"application/octet-stream"),
                 (INCARNATION, engine.entry.info.incarnation.encode()),
             ]
-            engine.source.subscribe(exchange, headers)
+            wants_all = exchange.request.query == ALL_MEDIA
+            engine.source.subscribe(exchange, headers, wants_all=wants_all)
 
     def _watch(self, exchange: Exchange) -> None:
         if exchange.request.method != "GET":

@@ -13,6 +13,7 @@ import msgspec
 import zmq
 
 from dynctl.core.deployment import EngineInfo, EngineState
+from dynctl.core.kv import DEVICE, BlockStored, medium_of
 from dynctl.core.text import clean
 from dynctl.errors import DynctlError, ProbeError
 from dynctl.http1.upstream import Upstream, UpstreamError
@@ -240,6 +241,11 @@ class _EventSink:
             tracker = self._trackers[batch.dp_rank] = BlockTracker(self._hashers.of(size))
             self._fleet.index.begin(source)
         self._apply(source, tracker.apply(batch.events, self._loop.time()))
+        for delta in tracker.take_slower():
+            slower = source._replace(medium=delta.medium)
+            if not self._fleet.index.holds(slower):
+                self._fleet.index.begin(slower)
+            self._apply(slower, delta)
 
     def on_trust(self, trust: float) -> None:
         """Believe what is known of the engine only so far from here on."""
@@ -270,4 +276,8 @@ class _EventSink:
 
 
 def _block_size_of(batch: EventBatch) -> int:
-    return next((event.block_size for event in batch.events if hasattr(event, "block_size")), 0)
+    """The block size of the engine's device, if the batch tells it; chunks of slower media may be larger."""
+    for event in batch.events:
+        if isinstance(event, BlockStored) and medium_of(event.medium) == DEVICE:
+            return event.block_size
+    return 0

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from dynctl.kv.wire import Delta, Frame, Snapshot
+from dynctl.core.kv import DEVICE
+from dynctl.kv.wire import Delta, Frame, Heartbeat
 from dynctl.router.metrics import Metrics
 from dynctl.router.prefix_index import PrefixIndex, Source
 
@@ -24,9 +25,10 @@ class KvFeed:
         self._metrics = metrics
         self._engine_id = engine_id
         self._incarnation = incarnation
-        self._seqs: dict[int, int] = {}
-        """Last sequence number by rank; a rank without one waits for its snapshot."""
-        self._sources: dict[int, Source] = {}
+        self._seqs: dict[Source, int] = {}
+        """Last sequence number of each source; one that has none waits for its snapshot."""
+        self._sources: dict[tuple[int, int], Source] = {}
+        """By rank and medium."""
         self._num_since_break = 0
 
     def apply(self, frame: Frame) -> Iterator[None]:
@@ -37,12 +39,15 @@ class KvFeed:
         """
         if frame.incarnation != self._incarnation:
             raise LostError(f"incarnation {frame.incarnation}, expected {self._incarnation}")
-        source = self._sources.get(frame.rank)
-        if source is None:
-            source = Source(self._engine_id, self._incarnation, frame.rank)
-            self._sources[frame.rank] = source
+        if isinstance(frame, Heartbeat):
+            self._metrics.kv_frames.add("heartbeat")
+            last = self._seqs.get(self._source(frame.rank, DEVICE), frame.seq)
+            if frame.seq != last:
+                raise LostError(f"a quiet engine is at {frame.seq}, not where its deltas ended")
+            return
+        source = self._source(frame.rank, frame.medium)
         if isinstance(frame, Delta):
-            self._check(frame.rank, frame.seq)
+            self._check(source, frame.seq)
             self._metrics.kv_frames.add("delta")
             if frame.cleared:
                 self._index.clear(source)
@@ -50,22 +55,26 @@ class KvFeed:
                 self._index.remove(source, frame.removed)
                 self._num_since_break += len(frame.removed)
             yield from self._store(source, frame.stored)
-        elif isinstance(frame, Snapshot):
+        else:
             self._metrics.kv_frames.add("snapshot")
             self._index.begin(source)
             yield from self._store(source, frame.hashes)
-        else:
-            self._metrics.kv_frames.add("heartbeat")
-            if frame.seq != self._seqs.get(frame.rank, frame.seq):
-                raise LostError(f"a quiet engine is at {frame.seq}, not where its deltas ended")
-            return
-        self._seqs[frame.rank] = frame.seq
+        self._seqs[source] = frame.seq
 
-    def _check(self, rank: int, seq: int) -> None:
-        last = self._seqs.get(rank)
+    def _source(self, rank: int, medium: int) -> Source:
+        source = self._sources.get((rank, medium))
+        if source is None:
+            source = Source(self._engine_id, self._incarnation, rank, medium)
+            self._sources[rank, medium] = source
+        return source
+
+    def _check(self, source: Source, seq: int) -> None:
+        last = self._seqs.get(source)
         if last is None:
-            raise LostError("a delta before the snapshot")
-        if seq < last:
+            if source.medium == DEVICE:
+                raise LostError("a delta before the snapshot")
+            self._index.begin(source)  # a medium the engine tells of for the first time
+        elif seq < last:
             raise LostError(f"sequence went back from {last} to {seq}")
 
     def _store(self, source: Source, hashes: Sequence[int]) -> Iterator[None]:

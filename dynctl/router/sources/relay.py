@@ -14,7 +14,14 @@ from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.core.text import clean, is_name
 from dynctl.http1.stream import open_stream
 from dynctl.http1.upstream import Address, Upstream, UpstreamError
-from dynctl.kv.wire import FrameReader, Heartbeat, Snapshot, SourceHealth, WireError
+from dynctl.kv.wire import (
+    ALL_MEDIA,
+    FrameReader,
+    Heartbeat,
+    Snapshot,
+    SourceHealth,
+    WireError,
+)
 from dynctl.router.config import RelayTarget, Settings, TlsFiles
 from dynctl.router.sources.feed import KvFeed, LostError
 from dynctl.router.sources.fleet import Fleet
@@ -175,7 +182,7 @@ class RelaySource:
             feed = KvFeed(self._fleet.index, self._fleet.metrics, info.id, info.incarnation)
             reader = FrameReader()
             try:
-                target = f"/v1/kv/{info.id}"
+                target = f"/v1/kv/{info.id}?{ALL_MEDIA.decode()}"
                 async with open_stream(self._upstream, target, _SILENCE_S) as pieces:
                     async for piece in pieces:
                         for frame in reader.feed(piece):
