@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local, Yes
-from dynctl.cli.output import confirm, progress, wait_for
+from dynctl.cli.output import Stage, confirm, progress, wait_for
 from dynctl.cli.session import load, raise_host_failures, select
 from dynctl.core.inventory import Inventory
 
@@ -34,7 +34,11 @@ def command(
         f"dynctl down {flags} --yes",
         yes=yes or local,
     )
-    wait_for(_down(wanted, hosts, now=now))
+    stage = Stage(
+        "interrupted; agents go on stopping what they were told to stop\n"
+        f"to see it through: dynctl down {flags} --yes"
+    )
+    wait_for(_down(wanted, hosts, now=now), stage)
 
 
 async def _down(wanted: Inventory, hosts: list[str], *, now: bool) -> None:

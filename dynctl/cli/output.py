@@ -104,12 +104,23 @@ def report(error: DynctlError) -> None:
         say(f"hint: {error.hint}")
 
 
-def wait_for(work: Coroutine[Any, Any, T]) -> T:
+class Stage:
+    """How far a command is: what Ctrl-C leaves behind, and the next step then."""
+
+    def __init__(self, if_interrupted: str = "interrupted") -> None:
+        self.if_interrupted = if_interrupted
+
+
+def wait_for(work: Coroutine[Any, Any, T], stage: Stage | None = None) -> T:
     """Run a coroutine to its end from a command; errors inside task groups come out as the first DynctlError."""
     try:
-        return asyncio.run(work)
-    except BaseExceptionGroup as group:
-        raise _first(group) from group
+        try:
+            return asyncio.run(work)
+        except BaseExceptionGroup as group:
+            raise _first(group) from group
+    except KeyboardInterrupt:
+        say((stage or Stage()).if_interrupted)
+        raise
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, Yes
-from dynctl.cli.output import confirm, emit, progress, say, wait_for
+from dynctl.cli.output import Stage, confirm, emit, progress, say, wait_for
 from dynctl.cli.plan import plan_path
 from dynctl.cli.session import load
 from dynctl.core.hardware import Topology
@@ -45,18 +45,23 @@ def command(
     """
     wanted = load(inventory, local=local)
     flags = "--local" if local else f"-i {inventory}"
+    stage = Stage("interrupted; nothing was changed on the hosts")
     wait_for(
         _up(
             wanted,
             plan or plan_path(wanted),
             f"dynctl up {flags} --yes",
+            stage,
             yes=yes or local,
             must_exist=plan is not None,
-        )
+        ),
+        stage,
     )
 
 
-async def _up(wanted: Inventory, path: Path, rerun: str, *, yes: bool, must_exist: bool) -> None:
+async def _up(
+    wanted: Inventory, path: Path, rerun: str, stage: Stage, *, yes: bool, must_exist: bool
+) -> None:
     from dynctl.cli.linktest import read_book
     from dynctl.deploy import up
     from dynctl.deploy.slices import listens_openly, routed_by_text
@@ -86,6 +91,10 @@ async def _up(wanted: Inventory, path: Path, rerun: str, *, yes: bool, must_exis
                     code=ExitCode.REFUSED,
                 )
             await asyncio.to_thread(confirm, "go ahead?", rerun, yes=yes)
+            stage.if_interrupted = (
+                "interrupted; agents go on with what they were told: dynctl status shows how far that is\n"
+                f"to go on from there: {rerun}; to undo it: {rerun.replace('dynctl up', 'dynctl down')}"
+            )
             await up.change(comparison)
         for name, host_name in routed_by_text(wanted, plan):
             say(
