@@ -60,7 +60,7 @@ def run():
         async def guarded():
             faults = []
             asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
-            async with asyncio.timeout(40):
+            async with asyncio.timeout(150):
                 await main()
             await asyncio.sleep(0)
             left = asyncio.all_tasks() - {asyncio.current_task()}
@@ -235,6 +235,18 @@ class Bench:
         """Wait for a condition; the test's own timeout catches one that never comes."""
         while not condition():
             await asyncio.sleep(0.01)
+
+    async def until_listening(self, path: Path) -> None:
+        """Wait for a socket's server: its file is there a moment before it."""
+        while True:
+            try:
+                _, writer = await asyncio.open_unix_connection(path)
+            except (FileNotFoundError, ConnectionRefusedError):
+                await asyncio.sleep(0.01)
+                continue
+            writer.close()
+            await writer.wait_closed()
+            return
 
     async def settle(self, *entries: RelayEntry) -> None:
         """Set the table and wait until the relay's watchers would see it."""

@@ -25,7 +25,7 @@ def test_a_stream_and_its_blocks_come_through_whole(run, bench, entry_of):
         async with bench() as b:
             process = await start_sim(b.folder)
             try:
-                await b.until((b.folder / "sim").exists)
+                await b.until_listening(b.folder / "sim")
                 await b.settle(
                     entry_of(
                         "m-0",
