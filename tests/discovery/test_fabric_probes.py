@@ -74,12 +74,12 @@ def test_acs_is_read_from_configuration_space_by_the_real_script(tmp_path, compl
     struct.pack_into("<I", endless, 0x100, 0x0001 | 0x100 << 20)
     bridge(tmp_path, "0000:00:06.0", bytes(endless))
     env = {"PATH": os.environ["PATH"], "DYNCTL_SYSFS": str(tmp_path), "LC_ALL": "C"}
-    done = subprocess.run(["sh", "-c", acs.PROBE.script], env=env, capture_output=True, check=True, timeout=20)  # fmt: skip
+    done = subprocess.run(["sh", "-c", acs.PROBE.script], env=env, capture_output=True, check=True, timeout=60)  # fmt: skip
 
     assert acs.parse(completed(done.stdout)) == AcsFacts(("0000:00:01.0",))
 
     bridge(tmp_path, "0000:00:07.0", config(size=64))
-    done = subprocess.run(["sh", "-c", acs.PROBE.script], env=env, capture_output=True, check=True, timeout=20)  # fmt: skip
+    done = subprocess.run(["sh", "-c", acs.PROBE.script], env=env, capture_output=True, check=True, timeout=60)  # fmt: skip
     assert acs.parse(completed(done.stdout)) == AcsFacts(None)
 
 
@@ -184,7 +184,7 @@ def test_an_engine_with_ucx_of_its_own_tells_its_version(tmp_path, completed):
     python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} -c "import sys; sys.path.insert(0, \'{tmp_path}/site\'); exec(sys.argv[1])" "$1"\n')  # fmt: skip
     python.chmod(0o755)
     env = {"PATH": os.environ["PATH"], "DYNCTL_ENGINE_PYTHONS": str(python)}
-    done = subprocess.run(["sh", "-c", engines.PROBE.script], env=env, capture_output=True, check=True, timeout=20)  # fmt: skip
+    done = subprocess.run(["sh", "-c", engines.PROBE.script], env=env, capture_output=True, check=True, timeout=60)  # fmt: skip
     (engine,) = engines.parse(completed(done.stdout))
     assert engine.error is None
     assert dict(engine.packages)["ucx-of-nixl-cu12"] == "1.19.0"

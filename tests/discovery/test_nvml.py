@@ -401,7 +401,7 @@ def test_the_script_asks_by_whatever_python_there_is_that_can(tmp_path):
     old.chmod(0o755)
     (tmp_path / "python3").symlink_to(sys.executable)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "DYNCTL_PYTHON": str(old)}
-    done = subprocess.run(["sh", "-c", PROBE.script], env=env, capture_output=True, check=True, timeout=20)  # fmt: skip
+    done = subprocess.run(["sh", "-c", PROBE.script], env=env, capture_output=True, check=True, timeout=60)  # fmt: skip
     said = [json.loads(line) for line in done.stdout.splitlines()]
     assert said[0].get("failed") == program.LIBRARY_NOT_FOUND or said[-1] == {"end": True}
 

@@ -120,7 +120,7 @@ def test_a_lost_reader_leaves_no_directory(shm):
     os.close(read_end)
 
     subprocess.run(
-        command.argv, input=command.stdin, stdout=write_end, stderr=subprocess.DEVNULL, timeout=30, check=False
+        command.argv, input=command.stdin, stdout=write_end, stderr=subprocess.DEVNULL, timeout=60, check=False
     )  # fmt: skip
 
     os.close(write_end)

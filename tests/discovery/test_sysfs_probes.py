@@ -16,7 +16,7 @@ def run_script(probe, **env):
         ["sh", "-c", probe.script],
         capture_output=True,
         check=False,
-        timeout=20,
+        timeout=60,
         env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "LC_ALL": "C", **env},
     )
     return done.returncode, done.stdout

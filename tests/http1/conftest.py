@@ -24,7 +24,7 @@ def run(request):
         async def guarded() -> object:
             faults: list[dict] = []
             asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(150):
                 result = await main()
             await asyncio.sleep(0)
             left = asyncio.all_tasks() - {asyncio.current_task()}
@@ -63,7 +63,7 @@ async def converse(port: int, *pieces: bytes, shut: bool = False) -> bytes:
         if shut:
             writer.write_eof()
         answer = bytearray()
-        while data := await asyncio.wait_for(reader.read(65536), 10):
+        while data := await asyncio.wait_for(reader.read(65536), 60):
             answer += data
         return bytes(answer)
     finally:

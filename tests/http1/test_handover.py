@@ -30,7 +30,7 @@ async def offered(server, path):
 
 async def ask(reader, writer) -> bytes:
     writer.write(GET)
-    return await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10) + await reader.readexactly(3)
+    return await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60) + await reader.readexactly(3)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_who_is_connected_is_served_once_more_and_told_to_connect_anew(run, path
         assert answer.endswith(b"two")
         assert await reader.read() == b""
         writer.close()
-        await asyncio.wait_for(retiring, 5)
+        await asyncio.wait_for(retiring, 60)
         await server.close(0)
 
     run(main)
@@ -125,7 +125,7 @@ def test_idle_connections_are_let_go_so_that_retiring_ends(run, path):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         await ask(reader, writer)
 
-        await asyncio.wait_for(server.retire(0.1, 60), 10)
+        await asyncio.wait_for(server.retire(0.1, 60), 60)
 
         assert await reader.read() == b""
         writer.close()

@@ -153,9 +153,9 @@ def test_cancel_over_tls_reaches_the_other_side(run, server_at, authority):
                 Address("127.0.0.1", server.port, ssl=context, server_hostname="host-a")
             )
             call = pool.send("GET", "/", (), b"", Nobody())
-            await asyncio.wait_for(started.wait(), 5)
+            await asyncio.wait_for(started.wait(), 60)
             call.cancel()
-            await asyncio.wait_for(gone.wait(), 5)
+            await asyncio.wait_for(gone.wait(), 60)
             await pool.close()
 
     run(main)

@@ -87,7 +87,7 @@ async def scripted(*answers: bytes | None, close: bool = True):
 async def get(pool: Upstream, target: str = "/") -> Recorder:
     sink = Recorder()
     pool.send("GET", target, (), b"", sink)
-    await asyncio.wait_for(sink.over.wait(), 10)
+    await asyncio.wait_for(sink.over.wait(), 60)
     return sink
 
 
@@ -290,7 +290,7 @@ def test_a_stale_connection_is_replaced_for_safe_methods_only(run):
             assert len(seen) == 3
             sink = Recorder()
             call = pool.send("POST", "/", (), b"x", sink)
-            await asyncio.wait_for(sink.over.wait(), 10)
+            await asyncio.wait_for(sink.over.wait(), 60)
             assert sink.error.kind == "closed"
             assert sink.error.before_first_byte
             assert call.was_reused
@@ -316,7 +316,7 @@ def test_cancel_closes_the_connection_and_silences_the_sink(run, server_at):
                 await asyncio.sleep(0.005)
             call.cancel()
             call.cancel()
-            await asyncio.wait_for(gone.wait(), 1)
+            await asyncio.wait_for(gone.wait(), 60)
             assert sink.num_ends == 0
             assert (pool.num_active, pool.num_connections) == (0, 0)
 
@@ -329,7 +329,7 @@ def test_what_one_read_brings_of_a_body_comes_in_one_piece(run):
         async with scripted(chunks + b"0\r\n\r\n") as (port, _), pool_at(port) as pool:
             sink = Recorder()
             pool.send("GET", "/", (), b"", sink)
-            await asyncio.wait_for(sink.over.wait(), 5)
+            await asyncio.wait_for(sink.over.wait(), 60)
             assert sink.data == [b"a" * 50]
             assert (sink.num_ends, sink.error) == (1, None)
 
@@ -342,7 +342,7 @@ def test_what_lies_behind_the_end_of_an_answer_is_not_part_of_it(run):
         async with scripted(answer * 2, close=False) as (port, _), pool_at(port) as pool:
             sink = Recorder()
             pool.send("GET", "/", (), b"", sink)
-            await asyncio.wait_for(sink.over.wait(), 5)
+            await asyncio.wait_for(sink.over.wait(), 60)
             assert sink.body == b"abc"
             assert sink.num_ends == 1
             await asyncio.sleep(0.01)
@@ -364,7 +364,7 @@ def test_a_receiver_that_fails_ends_its_own_call_only(run):
 
             sink = Broken()
             pool.send("GET", "/", (), b"", sink)
-            await asyncio.wait_for(sink.over.wait(), 5)
+            await asyncio.wait_for(sink.over.wait(), 60)
             assert sink.error.kind == "protocol"
             assert [str(fault["exception"]) for fault in faults] == ["broken"]
             assert pool.num_active == 0
@@ -463,7 +463,7 @@ def test_pause_stops_the_flow_and_resume_continues_it(run):
             await asyncio.sleep(0.1)
             assert len(sink.body) < 2_000_000
             call.resume()
-            await asyncio.wait_for(sink.over.wait(), 10)
+            await asyncio.wait_for(sink.over.wait(), 60)
             assert sink.body == body
 
     run(main)
@@ -522,7 +522,7 @@ def test_no_slot_leaks_under_random_cancellation(run, server_at):
                 if number % 25 == 0:
                     await asyncio.sleep(0.002)
             for sink in kept:
-                await asyncio.wait_for(sink.over.wait(), 20)
+                await asyncio.wait_for(sink.over.wait(), 60)
             assert all(sink.body == b"ab" and sink.num_ends == 1 for sink in kept)
             assert pool.num_active == 0
             assert pool.num_connections <= 20

@@ -71,7 +71,7 @@ class Machine:
             "DYNCTL_LAB_GPUS": str(self.directory / "gpus.tsv"),
         }
         return subprocess.run(
-            argv, env=env, capture_output=True, text=True, timeout=30, check=False
+            argv, env=env, capture_output=True, text=True, timeout=60, check=False
         )
 
     def smi(self, *argv: str) -> str:

@@ -29,7 +29,7 @@ def test_sftp_works_and_starts_in_the_hosts_home(loopback: Callable[..., Loopbac
         input=f"put {hosts.home}/sent got\n",
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -81,7 +81,7 @@ class Cable:
 
 
 def run(*words):
-    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=20).stdout
+    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 @contextmanager

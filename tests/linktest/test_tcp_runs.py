@@ -80,7 +80,7 @@ def connecting(token, port, **more):
 
 
 def answer(process):
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=60)
     return json.loads(out)
 
 
@@ -241,7 +241,7 @@ def test_a_peer_that_dies_in_the_middle_is_named_and_nothing_hangs(token, listen
     if victim == "listener":
         error = answer(process)["error"]
     else:
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
         error = listener.line()["error"]
     assert "the other end closed" in error or "connection broke" in error
 
@@ -259,7 +259,7 @@ def test_a_peer_that_falls_silent_is_noticed(token, listen, victim):
     finally:
         os.kill(stopped.pid, signal.SIGCONT)
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
     assert said["error"] == f"the other end vanished: nothing for {wire.STALL_TIMEOUT_S} s"
 

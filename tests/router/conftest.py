@@ -20,7 +20,7 @@ def run():
         async def guarded():
             faults = []
             asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
-            async with asyncio.timeout(50):
+            async with asyncio.timeout(150):
                 await main()
             await asyncio.sleep(0)
             left = asyncio.all_tasks() - {asyncio.current_task()}

@@ -155,7 +155,7 @@ def test_probe_questions_end_when_they_are_switched_off_or_the_router_drains(run
 def test_a_sound_engine_finds_all_of_a_second_question(run, short_dir):
     async def main():
         async with routed_sims(Sim("e0", short_dir), settings={"probe_s": 0.2}) as bench:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while bench.desk.hits.num_probes < 6:
                     await asyncio.sleep(0.05)
             assert bench.desk.hits.to_json()["probe_ratio"] == pytest.approx(1.0)

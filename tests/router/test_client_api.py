@@ -100,7 +100,7 @@ def test_keys_are_asked_for_before_the_body_is_read(run):
                 b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
                 b"Content-Length: 9000000\r\n\r\n"
             )
-            answer = await asyncio.wait_for(reader.readuntil(b"}"), 5)
+            answer = await asyncio.wait_for(reader.readuntil(b"}"), 60)
             writer.close()
             await writer.wait_closed()
             assert answer.startswith(b"HTTP/1.1 401")

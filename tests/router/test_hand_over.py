@@ -32,7 +32,7 @@ async def router_process(folder, name, *flags):
 
 async def port_of(process):
     while True:
-        line = (await asyncio.wait_for(process.stderr.readline(), 20)).decode()
+        line = (await asyncio.wait_for(process.stderr.readline(), 60)).decode()
         assert line, "the router ended"
         if match := re.search(r"listening on 127\.0\.0\.1:(\d+)", line):
             return int(match[1])
@@ -82,7 +82,7 @@ def test_streams_and_requests_pass_through_a_hand_over_unharmed(run, short_dir):
                     await healthy(short_dir, "new")
                     old.send_signal(signal.SIGTERM)
                     answer = await stream
-                    assert await asyncio.wait_for(old.wait(), 20) == 0
+                    assert await asyncio.wait_for(old.wait(), 60) == 0
                     after = len(statuses)
                     while len(statuses) < after + 20:
                         await asyncio.sleep(0.01)
@@ -114,7 +114,7 @@ def test_stream_that_outlasts_the_drain_ends_in_an_error_event(run, short_dir):
                 old.send_signal(signal.SIGTERM)
                 # Said again, as by an agent that took over meanwhile: it means no more.
                 old.send_signal(signal.SIGTERM)
-                assert await asyncio.wait_for(old.wait(), 10) == 0
+                assert await asyncio.wait_for(old.wait(), 60) == 0
                 last = events((await stream).body)[-1]
             assert "error" in json.loads(last)
             await client.upstream.close()

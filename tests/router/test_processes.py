@@ -104,7 +104,7 @@ def test_a_busy_port_is_one_error_naming_port_and_owner():
             ],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=60,
             check=False,
         )
 
@@ -134,7 +134,7 @@ def test_a_router_process_serves_from_its_file_tells_its_health_and_drains(run, 
         try:
             port = None
             while port is None:
-                line = (await asyncio.wait_for(process.stderr.readline(), 20)).decode()
+                line = (await asyncio.wait_for(process.stderr.readline(), 60)).decode()
                 assert line, "the router ended"
                 port = (match := re.search(r"listening on 127\.0\.0\.1:(\d+)", line)) and int(
                     match[1]
@@ -152,7 +152,7 @@ def test_a_router_process_serves_from_its_file_tells_its_health_and_drains(run, 
             answer = await stream
 
             assert events(answer.body)[-1] == b"[DONE]"
-            rest = await asyncio.wait_for(process.stderr.read(), 20)
+            rest = await asyncio.wait_for(process.stderr.read(), 60)
             assert await process.wait() == 0, rest
             assert b"Traceback" not in rest
             assert not (short_dir / "r.sock").exists()
@@ -174,7 +174,7 @@ def test_a_bad_configuration_file_is_one_error_and_exit_2(tmp_path):
         [sys.executable, "-m", "dynctl.router", "--config", str(tmp_path / "r.json")],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
 

@@ -15,7 +15,7 @@ def test_the_command_has_every_option_and_serves_until_it_is_told_to_stop():
     )
     line = process.stderr.readline()
     process.send_signal(signal.SIGTERM)
-    rest = process.communicate(timeout=20)[1]
+    rest = process.communicate(timeout=60)[1]
 
     assert "serving sim on http://127.0.0.1:" in line
     assert (process.returncode, rest) == (0, "")

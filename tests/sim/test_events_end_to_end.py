@@ -79,7 +79,7 @@ def test_relayed_hashes_predict_the_engines_own_hits(start_engine, fault):
 
 async def caught_up(engine, reader):
     """Wait until the reader has what the engine has; lost batches are asked for as an audit would."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             await asyncio.sleep(0.02)
             if not reader.is_stale:

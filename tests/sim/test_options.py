@@ -89,7 +89,7 @@ def test_a_busy_address_is_an_error_that_names_it(tmp_path, start_engine):
 
     engine = start_engine("busy")
     argv = [sys.executable, "-m", "dynctl.sim", "--uds", str(engine.socket)]
-    second = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    second = subprocess.run(argv, capture_output=True, text=True, timeout=60)
 
     assert second.returncode == 1
     assert str(engine.socket) in second.stderr
