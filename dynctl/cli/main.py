@@ -108,7 +108,7 @@ def run(args: list[str]) -> int:
     except ClickException as error:
         error.show()
         return error.exit_code
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         typer.echo("interrupted", err=True)
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
