@@ -34,16 +34,16 @@ def text(view: View, width: int) -> str:
     num_engines = len(view.engines())
     num_pools = len(view.overview.pools) if view.overview else 0
     blocks = (
-        (title.PANEL, 1),
-        (traffic.PANEL, 2),
-        (pools.PANEL, num_pools + 2),
-        (engines.PANEL, num_engines + 2),
-        (events.PANEL, 5),
+        (title, 1),
+        (traffic, 2),
+        (pools, num_pools + 2),
+        (engines, num_engines + 2),
+        (events, 5),
     )
     drawn = []
     for panel, height in blocks:
         lines = panel.rows(view, width, height)
         # The line about scrolling and sorting says nothing on paper, nor does the cursor.
-        lines = lines[:-1] if panel is engines.PANEL else lines
+        lines = lines[:-1] if panel is engines else lines
         drawn.append("\n".join(plain(found).rstrip().replace("▸", " ", 1) for found in lines))
     return "\n\n".join(drawn[1:]).join((drawn[0].replace("? help", "").rstrip() + "\n", "\n"))

@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from dynctl.telemetry.events import Event
 from dynctl.telemetry.figures import DeploymentFigures, EngineFigures, Overview
 from dynctl.telemetry.history import Trends
-from dynctl.tui.draw import Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +54,6 @@ class View:
         unknown = [e for e in listed if key(e) is None]
         # Figures that are not known come last either way.
         return sorted(known, key=key, reverse=not chosen.is_reversed) + unknown  # type: ignore[arg-type]
-
-
-class Rows(Protocol):
-    """How a panel draws itself into at most `height` lines of `width` cells."""
-
-    def __call__(self, view: View, width: int, height: int) -> list[Line]:
-        """Draw."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """A part of the screen."""
-
-    title: str
-    rows: Rows
 
 
 def tokens_s(engine: EngineFigures) -> float | None:

@@ -9,7 +9,7 @@ SEAMS = [
     ("dynctl.discovery.probes", "PROBE"),
     ("dynctl.agents.engines", "ENGINE"),
     ("dynctl.router.policies", "POLICY"),
-    ("dynctl.tui.panels", "PANEL"),
+    ("dynctl.tui.panels", "rows"),
 ]
 
 

@@ -13,7 +13,7 @@ from dynctl.telemetry.ledger import Ledger
 from dynctl.tui.draw import plain, width_of
 from dynctl.tui.panels import engines, events, gpus, hits, itl, pools, title, traffic, ttft
 from dynctl.tui.screens.overview import compose
-from dynctl.tui.view import SORTS, Choices, Panel, View
+from dynctl.tui.view import SORTS, Choices, View
 
 
 def texts(panel, view, width=80, height=20):
@@ -25,7 +25,7 @@ def words(text):
 
 
 def test_every_panel_fits_the_seam(make_view):
-    panels = registry.load_all("dynctl.tui.panels", "PANEL")
+    panels = registry.load_all("dynctl.tui.panels", "rows")
     empty = View(None, Trends())
 
     assert set(panels) >= {
@@ -40,22 +40,21 @@ def test_every_panel_fits_the_seam(make_view):
         "traffic",
         "ttft",
     }
-    for panel in panels.values():
-        assert isinstance(panel, Panel)
+    for rows in panels.values():
         for view in (empty, make_view()):
             for height in (0, 1, 5, 40):
-                assert len(panel.rows(view, 80, height)) <= height
+                assert len(rows(view, 80, height)) <= height
 
 
 def test_the_title_says_cluster_deployment_freshness_and_goals(make_view):
-    (text,) = texts(title.PANEL, make_view())
+    (text,) = texts(title, make_view())
 
     assert text.startswith("dynctl top  prod  chat  ● live 0s  SLO ttft<500 itl<40")
     assert re.search(r"\d\d:\d\d:\d\d    \? help$", text)
 
 
 def test_the_title_says_when_hosts_are_lost(make_view):
-    (text,) = texts(title.PANEL, make_view(stale_s=9.0))
+    (text,) = texts(title, make_view(stale_s=9.0))
 
     assert "◐ 1 of 2 hosts lost" in text
 
@@ -65,13 +64,13 @@ def test_the_title_says_when_no_host_answers():
     overview = ledger.take(
         Snapshot("c", 1.7e9, (HostSnapshot("h", age_s=12.0, error="down"),)), 1.0
     )
-    (text,) = texts(title.PANEL, View(overview, ledger.trends))
+    (text,) = texts(title, View(overview, ledger.trends))
 
     assert "○ no host answers, data 12s old" in text
 
 
 def test_traffic_shows_what_clients_meet(make_view):
-    first, second = texts(traffic.PANEL, make_view())
+    first, second = texts(traffic, make_view())
 
     assert max(len(first), len(second)) <= 79
     assert "req/s 14 " in first
@@ -83,7 +82,7 @@ def test_traffic_shows_what_clients_meet(make_view):
 
 
 def test_traffic_before_the_second_sample_shows_dashes_not_zeros(make_view):
-    first, second = texts(traffic.PANEL, make_view(ticks=1))
+    first, second = texts(traffic, make_view(ticks=1))
 
     assert "req/s – " in first
     assert "out – tok/s" in first
@@ -92,7 +91,7 @@ def test_traffic_before_the_second_sample_shows_dashes_not_zeros(make_view):
 
 
 def test_pools_stand_in_the_order_of_a_request(make_view):
-    head, prefill, decode = texts(pools.PANEL, make_view())
+    head, prefill, decode = texts(pools, make_view())
 
     assert words(head)[:5] == ["POOL", "UP", "RUN", "WAIT", "KV%"]
     assert words(prefill)[:6] == ["prefill", "1/1", "3", "1", "44", "71"]
@@ -102,20 +101,20 @@ def test_pools_stand_in_the_order_of_a_request(make_view):
 
 
 def test_a_decode_pool_shows_no_ttft(make_view):
-    head, _, decode = texts(pools.PANEL, make_view(), width=100)
+    head, _, decode = texts(pools, make_view(), width=100)
     at = words(head).index("TTFT99")
 
     assert words(decode)[at] == "–"
 
 
 def test_a_pool_with_missing_engines_is_marked(make_view):
-    _, _, decode = pools.PANEL.rows(make_view(stale_s=9.0), 80, 10)
+    _, _, decode = pools.rows(make_view(stale_s=9.0), 80, 10)
 
     assert ("  0/3", "bad") in [(span.text, span.style) for span in decode]
 
 
 def test_engines_have_a_row_each_with_figures(make_view):
-    drawn = texts(engines.PANEL, make_view(), width=100)
+    drawn = texts(engines, make_view(), width=100)
 
     assert words(drawn[0])[:4] == ["ENGINE", "HOST", "GPU", "STATE"]
     assert words(drawn[1])[:8] == ["chat-prefill-0", "gpu-01", "0-1", "UP", "3", "1", "44", "71"]
@@ -124,14 +123,14 @@ def test_engines_have_a_row_each_with_figures(make_view):
 
 
 def test_values_near_their_goal_are_marked(make_view):
-    rows = engines.PANEL.rows(make_view(slo=Slo(420.0, 30.0)), 80, 20)
+    rows = engines.rows(make_view(slo=Slo(420.0, 30.0)), 80, 20)
     spans = [(span.text.strip(), span.style) for span in rows[2]]
 
     assert any(text.startswith("!") and style == "bad" for text, style in spans)
 
 
 def test_a_stale_engine_shows_dashes_and_how_old_it_is(make_view):
-    drawn = texts(engines.PANEL, make_view(stale_s=9.0), width=100)
+    drawn = texts(engines, make_view(stale_s=9.0), width=100)
     stale = next(text for text in drawn if "chat-decode-0" in text)
 
     assert words(stale)[3:5] == ["9s", "old"]
@@ -160,7 +159,7 @@ def test_a_stale_engine_shows_dashes_and_how_old_it_is(make_view):
     ],
 )
 def test_columns_go_by_priority(make_view, width, present, absent):
-    head = words(texts(engines.PANEL, make_view(), width=width)[0])
+    head = words(texts(engines, make_view(), width=width)[0])
 
     assert present <= set(head)
     assert not absent & set(head)
@@ -168,7 +167,7 @@ def test_columns_go_by_priority(make_view, width, present, absent):
 
 def test_the_engine_list_scrolls_with_the_cursor(make_view):
     view = make_view(num_decode=20, choices=Choices(cursor=15))
-    drawn = texts(engines.PANEL, view, height=8)
+    drawn = texts(engines, view, height=8)
 
     assert len(drawn) == 8
     assert any(text.startswith("▸") for text in drawn)
@@ -177,7 +176,7 @@ def test_the_engine_list_scrolls_with_the_cursor(make_view):
 
 
 def test_the_cursor_stays_on_the_list_when_engines_go(make_view):
-    drawn = texts(engines.PANEL, make_view(choices=Choices(cursor=99)))
+    drawn = texts(engines, make_view(choices=Choices(cursor=99)))
 
     assert sum(text.startswith("▸") for text in drawn) == 1
 
@@ -200,14 +199,14 @@ def test_filters(make_view, wanted, found):
 
 
 def test_events_are_told_newest_first(make_view):
-    (text,) = texts(events.PANEL, make_view(stale_s=9.0))
+    (text,) = texts(events, make_view(stale_s=9.0))
 
     assert re.fullmatch(r" ! \d\d:\d\d:\d\d gpu-02  no answer within 5 s", text)
-    assert texts(events.PANEL, make_view()) == [" no events"]
+    assert texts(events, make_view()) == [" no events"]
 
 
 def test_hits_compare_router_and_engines(make_view):
-    drawn = texts(hits.PANEL, make_view(), width=70, height=5)
+    drawn = texts(hits, make_view(), width=70, height=5)
 
     assert (
         "router expected 63%   engines found 71%   off by +8.0 points   of 74% possible" in drawn[1]
@@ -216,14 +215,14 @@ def test_hits_compare_router_and_engines(make_view):
 
 
 def test_gpus_are_a_heat_map_per_host(make_view):
-    drawn = texts(gpus.PANEL, make_view(), width=70, height=6)
+    drawn = texts(gpus, make_view(), width=70, height=6)
 
     assert "gpu-01 ▁▁▂▂▃▄▅▆" in drawn[1]
     assert drawn[-1].startswith(" busiest gpu-01:7  70%  66 °C")
 
 
 def test_gpus_of_a_lost_host_are_crossed_out(make_view):
-    drawn = texts(gpus.PANEL, make_view(stale_s=9.0), width=70, height=6)
+    drawn = texts(gpus, make_view(stale_s=9.0), width=70, height=6)
 
     assert "✕✕✕✕✕✕✕✕  9s old" in drawn[2]
 
@@ -231,19 +230,19 @@ def test_gpus_of_a_lost_host_are_crossed_out(make_view):
 def test_hosts_without_gpus_are_said_so(make_view):
     view = make_view()
     bare = tuple(replace(host, gpus=()) for host in view.overview.hosts)
-    drawn = texts(gpus.PANEL, replace(view, overview=replace(view.overview, hosts=bare)))
+    drawn = texts(gpus, replace(view, overview=replace(view.overview, hosts=bare)))
 
     assert drawn[1] == " no GPUs on these hosts"
 
 
 def test_courses_are_drawn_against_the_goal(make_view):
-    drawn = texts(ttft.PANEL, make_view(), width=60, height=7)
+    drawn = texts(ttft, make_view(), width=60, height=7)
 
     assert "TTFT ms" in drawn[0]
     assert "SLO 500" in drawn[0]
     assert drawn[1].startswith("  500 ┤╌")
     assert "█" in drawn[-1]
-    assert "SLO 40" in texts(itl.PANEL, make_view(), width=60, height=7)[0]
+    assert "SLO 40" in texts(itl, make_view(), width=60, height=7)[0]
 
 
 def test_hostile_names_are_shown_as_text(snapshots, renamed):

@@ -1,1 +1,1 @@
-"""The parts of the screen, one file each: `PANEL` with pure `rows(view, width, height)`. Pure."""
+"""The parts of the screen, one file each, with a pure `rows(view, width, height)`: at most `height` lines. Pure."""

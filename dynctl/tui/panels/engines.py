@@ -22,7 +22,7 @@ from dynctl.tui.draw import (
     spark,
     whole,
 )
-from dynctl.tui.view import SORTS, Panel, View, tokens_s
+from dynctl.tui.view import SORTS, View, tokens_s
 
 Engine = EngineFigures
 
@@ -146,6 +146,3 @@ def _gpu_names(engine: Engine) -> str:
 def _memory(engine: Engine) -> str:
     used, size = engine.gpu_memory_used_bytes, engine.gpu_memory_bytes
     return MISSING if used is None or size is None else f"{used / GIB:.1f}/{size / GIB:.0f}"
-
-
-PANEL = Panel("engines", rows)

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from dynctl.tui.draw import Line, Span, line
-from dynctl.tui.view import Panel, View
+from dynctl.tui.view import View
 
 
 def rows(view: View, width: int, height: int) -> list[Line]:  # noqa: ARG001 - a panel's signature
@@ -16,6 +16,3 @@ def rows(view: View, width: int, height: int) -> list[Line]:  # noqa: ARG001 - a
         style = "bad" if event.mark == "!" else "dim"
         drawn.append(line(Span(f" {event.mark} ", style), f"{clock} {event.subject}  {event.text}"))
     return drawn
-
-
-PANEL = Panel("events", rows)

@@ -3,7 +3,7 @@
 from dynctl.core.snapshot import GpuSample
 from dynctl.telemetry.figures import STALE_S, HostFigures
 from dynctl.tui.draw import EIGHTHS, Line, Span, cell, line, percent, whole
-from dynctl.tui.view import Panel, View
+from dynctl.tui.view import View
 
 
 def rows(view: View, width: int, height: int) -> list[Line]:
@@ -51,6 +51,3 @@ def _hottest(host_name: str, gpu: GpuSample) -> Line:
     return line(
         f" busiest {cell(host_name, 12).strip()}:{gpu.index}  {percent(gpu.util_ratio)}{degrees}"
     )
-
-
-PANEL = Panel("gpus", rows)

@@ -1,7 +1,7 @@
 """What the keys do. Pure."""
 
 from dynctl.tui.draw import Line, Span, line
-from dynctl.tui.view import Panel, View
+from dynctl.tui.view import View
 
 KEYS = (
     ("j k, arrows", "move the cursor; g G to the first, last"),
@@ -32,6 +32,3 @@ def rows(view: View, width: int, height: int) -> list[Line]:  # noqa: ARG001 - a
     drawn += [line(), line(Span(" reading it", "title"))]
     drawn += [line(f"  {mark:<13}", text) for mark, text in MARKS]
     return drawn[:height]
-
-
-PANEL = Panel("help", rows)

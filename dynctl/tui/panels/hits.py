@@ -1,7 +1,7 @@
 """How much of the prompts was cached: what the router expected, what engines found, what was possible, the course. Pure."""
 
 from dynctl.tui.draw import Line, Span, line, percent, spark
-from dynctl.tui.view import Panel, View
+from dynctl.tui.view import View
 
 
 def rows(view: View, width: int, height: int) -> list[Line]:
@@ -43,6 +43,3 @@ def _error(predicted: float | None, reported: float | None) -> str:
 
 def _possible(ratio: float | None) -> str:
     return "" if ratio is None else f"   of {percent(ratio)} possible"
-
-
-PANEL = Panel("hits", rows)

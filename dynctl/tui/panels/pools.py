@@ -4,7 +4,7 @@ from dynctl.core.workload import Slo
 from dynctl.telemetry.figures import PoolFigures
 from dynctl.tui.columns import Column, choose, header, row
 from dynctl.tui.draw import Line, Span, count, judged, line, milliseconds, percent, spark, whole
-from dynctl.tui.view import Panel, View
+from dynctl.tui.view import View
 
 Pool = PoolFigures
 
@@ -80,6 +80,3 @@ def _tokens_s(pool: Pool) -> float | None:
 
 def _seconds(milliseconds_: float | None) -> float | None:
     return None if milliseconds_ is None else milliseconds_ / 1e3
-
-
-PANEL = Panel("pools", rows)

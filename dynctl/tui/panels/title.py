@@ -5,7 +5,7 @@ from datetime import datetime
 from dynctl.core.text import clean
 from dynctl.telemetry.figures import STALE_S
 from dynctl.tui.draw import Line, Span, fit, joined, line, width_of
-from dynctl.tui.view import Panel, View
+from dynctl.tui.view import View
 
 
 def rows(view: View, width: int, height: int) -> list[Line]:
@@ -55,6 +55,3 @@ def _goals(view: View) -> str:
     ttft = f" ttft<{slo.ttft_ms:g}" if slo.ttft_ms is not None else ""
     itl = f" itl<{slo.itl_ms:g}" if slo.itl_ms is not None else ""
     return f"SLO{ttft}{itl}"
-
-
-PANEL = Panel("title", rows)

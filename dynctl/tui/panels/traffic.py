@@ -13,7 +13,7 @@ from dynctl.tui.draw import (
     spark,
     whole,
 )
-from dynctl.tui.view import Panel, View
+from dynctl.tui.view import View
 
 WIDE = 120
 
@@ -87,6 +87,3 @@ def _latency(title: str, found: Latency | None, limit_ms: float | None, trend: s
         "ms ",
         trend,
     )
-
-
-PANEL = Panel("traffic", rows)

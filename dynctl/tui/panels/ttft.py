@@ -2,7 +2,7 @@
 
 from dynctl.tui.course import Course, course_rows
 from dynctl.tui.draw import Line
-from dynctl.tui.view import Panel, View
+from dynctl.tui.view import View
 
 
 def rows(view: View, width: int, height: int) -> list[Line]:
@@ -10,6 +10,3 @@ def rows(view: View, width: int, height: int) -> list[Line]:
     found = view.deployment.ttft if view.deployment else None
     goal_ms = view.overview.slo.ttft_ms if view.overview else None
     return course_rows(view, Course("TTFT", "ttft_p99", found, goal_ms), width, height)
-
-
-PANEL = Panel("ttft", rows)

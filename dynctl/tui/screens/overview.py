@@ -3,7 +3,7 @@
 from dynctl.tui.draw import Line, Span, beside, fit, line, milliseconds, rule, whole
 from dynctl.tui.panels import engines, events, gpus, hits, itl, pools, title, traffic, ttft
 from dynctl.tui.panels import help as help_panel
-from dynctl.tui.view import Panel, View
+from dynctl.tui.view import View
 
 WIDTH, HEIGHT = 80, 24
 """The smallest terminal the overview is drawn on."""
@@ -40,34 +40,30 @@ def _small(view: View) -> list[Line]:
 
 
 def _full(view: View, width: int, height: int) -> list[Line]:
-    top = [*_draw(title.PANEL, view, width, 1), *_draw(traffic.PANEL, view, width, 2)]
+    top = [*title.rows(view, width, 1), *traffic.rows(view, width, 2)]
     if width >= WIDE and height >= TALL:
         half = (width - 2) // 2
         top.append(rule(width))
         top += beside(
-            _draw(ttft.PANEL, view, half, COURSE_HEIGHT),
-            _draw(itl.PANEL, view, half, COURSE_HEIGHT),
+            ttft.rows(view, half, COURSE_HEIGHT),
+            itl.rows(view, half, COURSE_HEIGHT),
             width,
         )
         top.append(rule(width))
         top += beside(
-            _draw(hits.PANEL, view, half, SIDE_HEIGHT),
-            _draw(gpus.PANEL, view, half, SIDE_HEIGHT),
+            hits.rows(view, half, SIDE_HEIGHT),
+            gpus.rows(view, half, SIDE_HEIGHT),
             width,
         )
     top.append(rule(width))
     num_pools = len(view.overview.pools) if view.overview else 1
-    top += _draw(pools.PANEL, view, width, 1 + max(1, min(num_pools, height // 6)))
+    top += pools.rows(view, width, 1 + max(1, min(num_pools, height // 6)))
     top.append(rule(width))
     num_events = 2 if height < TALL else 4
-    bottom = [rule(width), *_draw(events.PANEL, view, width, num_events)]
+    bottom = [rule(width), *events.rows(view, width, num_events)]
     bottom += [()] * (num_events + 1 - len(bottom))
     bottom += [rule(width), line(Span(KEYS, "dim"))]
-    main = help_panel.PANEL if view.choices.is_helping else engines.PANEL
+    main = help_panel if view.choices.is_helping else engines
     room = height - len(top) - len(bottom)
-    middle = _draw(main, view, width, room)
+    middle = main.rows(view, width, room)
     return [*top, *middle, *[()] * (room - len(middle)), *bottom]
-
-
-def _draw(panel: Panel, view: View, width: int, height: int) -> list[Line]:
-    return panel.rows(view, width, height)
