@@ -29,11 +29,12 @@ async def take_down(
     """Leave nothing of this cluster on the hosts; a host that cannot be cleared maps to the reason."""
 
     async def clear(entry: HostEntry, remote: Remote) -> None:
-        seat = await _seat_left_behind(entry, remote, inventory)
-        if seat is None:
+        left = await _left_behind(entry, remote, inventory)
+        if left is None:
             tell(entry.name, "down", "nothing of this cluster here")
             return
-        await _shut_down(inventory, entry, remote, seat, now=now)
+        seat, bundle = left
+        await _shut_down(inventory, remote, seat, bundle, now=now)
         tell(entry.name, "engines", "stopped")
         await stop_agent(inventory, seat, remote)
         answer = await call(
@@ -49,46 +50,36 @@ async def take_down(
     return await fleet.map(clear, hosts, timeout_s=DOWN_TIMEOUT_S)
 
 
-async def _seat_left_behind(entry: HostEntry, remote: Remote, inventory: Inventory) -> Seat | None:
-    """How dynctl was last started on a host, None when it never was."""
+async def _left_behind(
+    entry: HostEntry, remote: Remote, inventory: Inventory
+) -> tuple[Seat, str | None] | None:
+    """How dynctl was last started on a host and with which bundle; None when it never was there.
+
+    Where `up` stopped before the agent, only our marker tells that the directory is ours: then there is no bundle.
+    """
     place = place_of(entry, inventory, remote.home)
     try:
         launch = json.loads(await remote.get(f"{place.root}/launch.json", 65536))
     except CommandError:
-        return await _unlaunched(entry, remote, place.root, inventory)
-    return Seat(entry, place, launch["python"], launch["scope"])
-
-
-async def _unlaunched(
-    entry: HostEntry, remote: Remote, root: str, inventory: Inventory
-) -> Seat | None:
-    """A host where `up` stopped before the agent: only our marker tells that the directory is ours."""
-    try:
-        await remote.get(f"{root}/.dynctl-root", 4096)
-    except CommandError:
-        return None
-    return Seat(entry, place_of(entry, inventory, remote.home), entry.python or "python3", "none")
+        try:
+            await remote.get(f"{place.root}/.dynctl-root", 4096)
+        except CommandError:
+            return None
+        return Seat(entry, place, entry.python or "python3", "none"), None
+    bundle = str(launch["bundle_path"]).rsplit("/", 1)[-1]
+    return Seat(entry, place, launch["python"], launch["scope"]), bundle
 
 
 async def _shut_down(
-    inventory: Inventory, entry: HostEntry, remote: Remote, seat: Seat, *, now: bool
+    inventory: Inventory, remote: Remote, seat: Seat, bundle: str | None, *, now: bool
 ) -> None:
     try:
-        async with open_agent(entry, remote, inventory) as client:
+        async with open_agent(seat.entry, remote, inventory) as client:
             await client.shutdown(now=now)
     except NoAgentError:
         # The agent is gone but engines may run on: a fresh agent adopts them, then stops them properly.
-        bundle = await _last_bundle(seat, remote)
         if bundle is None:
             return
         await start_agent(inventory, seat, remote, bundle)
-        async with open_agent(entry, remote, inventory) as client:
+        async with open_agent(seat.entry, remote, inventory) as client:
             await client.shutdown(now=now)
-
-
-async def _last_bundle(seat: Seat, remote: Remote) -> str | None:
-    try:
-        launch = json.loads(await remote.get(f"{seat.place.root}/launch.json", 65536))
-    except CommandError:
-        return None
-    return str(launch["bundle_path"]).rsplit("/", 1)[-1]
