@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -97,10 +98,11 @@ def ensure_leaf(
 
 
 def _is_current(cert: bytes, ca: x509.Certificate, address: str | None) -> bool:
-    leaf = x509.load_pem_x509_certificate(cert)
     try:
+        leaf = x509.load_pem_x509_certificate(cert)
         leaf.verify_directly_issued_by(ca)
-    except Exception:  # noqa: BLE001 - any failure to verify means: make a new one
+    except (ValueError, TypeError, InvalidSignature):
+        # Damaged, of another issuer, of another kind of key, or not signed by this one.
         return False
     names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     left = leaf.not_valid_after_utc - dt.datetime.now(dt.UTC)

@@ -18,6 +18,16 @@ def test_certificates_are_kept_until_the_authority_or_address_changes(tmp_path):
     assert ensure_leaf(tmp_path / "tls", other, "relay:a", "a", "10.0.0.9").cert != first.cert
 
 
+def test_a_damaged_certificate_is_made_anew(tmp_path):
+    authority = ensure_authority(tmp_path)
+    ensure_leaf(tmp_path, authority, "relay:a", "a", None)
+    (tmp_path / "relay-a.crt").write_bytes(b"-----BEGIN CERTIFICATE-----\n")
+
+    renewed = ensure_leaf(tmp_path, authority, "relay:a", "a", None)
+
+    assert x509.load_pem_x509_certificate(renewed.cert)
+
+
 def test_private_keys_are_readable_by_the_owner_only(tmp_path):
     authority = ensure_authority(tmp_path / "tls")
     ensure_leaf(tmp_path / "tls", authority, "router:a", "a", None)
