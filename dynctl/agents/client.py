@@ -153,7 +153,7 @@ class AgentClient:
 
     def _unreachable(self, error: Exception) -> ConnectError:
         return ConnectError(
-            f"no agent answers on {self._socket_path}: {error!s}",
+            f"no agent answers: {error!s}",
             "start it with `dynctl up`",
         )
 

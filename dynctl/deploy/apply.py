@@ -23,7 +23,7 @@ from dynctl.deploy.observe import PROGRAM_TIMEOUT_S, Seat, call
 from dynctl.deploy.reach import open_agent
 from dynctl.deploy.remove import take_down
 from dynctl.deploy.steps import HostState, Step, StepKind, Tell
-from dynctl.errors import DeployError, DynctlError, ExitCode
+from dynctl.errors import ConnectError, DeployError, DynctlError, ExitCode
 from dynctl.remote.fleet import Fleet
 from dynctl.remote.port import Remote
 
@@ -31,6 +31,10 @@ READY_TIMEOUT_S = 1800.0
 """Loading weights from a cold disk takes this long at most; engines have deadlines of their own."""
 HEARTBEAT_S = 10.0
 POLL_S = 0.25
+LOST_S = 15.0
+"""An agent that died is started again by systemd within a few seconds; what does not answer for longer is lost."""
+_TELLING = frozenset({ExitCode.TRUST, ExitCode.UNKNOWN, ExitCode.LOCKED, ExitCode.GATE})
+"""Codes that say more than that some hosts failed. A refusal does not: steps were taken before it."""
 MAX_TOKENIZER_BYTES = 64 * 1024**2
 
 
@@ -95,13 +99,14 @@ async def wait_ready(
     Tells each change and, every 10 s, what is waited for.
 
     Raises:
-        DeployError: exit 6 when a unit failed for good, stayed what it was, or time ran out.
+        DeployError: exit 6 when a unit failed for good, stayed what it was, or time ran out; 3 when an agent is lost.
     """
     started = time.monotonic()
     told: dict[str, EngineState] = {}
     last_told = started
+    rounds = _Rounds(clients, tell)
     while True:
-        statuses = {name: await client.status() for name, client in clients.items()}
+        statuses = await rounds.ask()
         units = [
             (name, unit)
             for name, status in statuses.items()
@@ -147,6 +152,46 @@ async def wait_ready(
             )
             last_told = now
         await asyncio.sleep(POLL_S)
+
+
+class _Rounds:
+    """Asks all agents again and again; one that is away for a moment counts as it was."""
+
+    def __init__(self, clients: Mapping[str, AgentClient], tell: Tell) -> None:
+        self._clients, self._tell = clients, tell
+        self._last: dict[str, AgentStatus] = {}
+        self._lost_since_s: dict[str, float] = {}
+
+    async def ask(self) -> dict[str, AgentStatus]:
+        """Return what every agent says, or said last.
+
+        Raises:
+            DeployError: exit 3 when one did not answer for long.
+        """
+        while True:
+            for name, client in self._clients.items():
+                try:
+                    self._last[name] = await client.status()
+                except ConnectError as error:
+                    self._miss(name, error)
+                else:
+                    self._lost_since_s.pop(name, None)
+            if len(self._last) == len(self._clients):
+                return dict(self._last)
+            await asyncio.sleep(POLL_S)
+
+    def _miss(self, name: str, error: ConnectError) -> None:
+        now_s = time.monotonic()
+        if name not in self._lost_since_s:
+            self._lost_since_s[name] = now_s
+            self._tell(name, "agent", "does not answer; waiting for it to come back")
+        if now_s - self._lost_since_s[name] > LOST_S:
+            raise DeployError(
+                f"{name}: the agent was lost while its units started: {error.message}",
+                "dynctl up starts it again and goes on from there; if it is lost again, its last words are in "
+                "logs/agent.log of dynctl's directory on that host",
+                code=ExitCode.PARTIAL,
+            )
 
 
 def _refuse_unchanged(statuses: Mapping[str, AgentStatus], goals: Goals) -> None:
@@ -271,5 +316,5 @@ def _raise_failures(work: Work, results: Mapping[str, DynctlError | None], what:
         f"{len(failures)} of {len(results)} hosts failed ({', '.join(failures)}); {what}: {', '.join(done) or 'none'}. "
         f"First cause: {first.message}",
         first.hint or "correct it and run dynctl up again: steps that are done are not repeated",
-        code=ExitCode.PARTIAL if first.exit_code is ExitCode.ERROR else first.exit_code,
+        code=first.exit_code if first.exit_code in _TELLING else ExitCode.PARTIAL,
     )

@@ -53,7 +53,7 @@ async def open_agent(
             await client.status()
         except ConnectError as error:
             raise NoAgentError(
-                f"{entry.name}: the agent does not answer on {path}: {error.message}",
+                f"{entry.name}: the agent does not answer: {error.message.removeprefix(entry.name + ': ')}",
                 "dynctl up starts it again",
             ) from error
         yield client
