@@ -146,8 +146,6 @@ class Served:
     """What binds first: `prefill`, `decode`, `kv cache` or `transfer`; empty when nothing does."""
     ttft_p50_s: float = 0.0
     ttft_p95_s: float = 0.0
-    itl_p50_s: float = 0.0
-    itl_p95_s: float = 0.0
     sequences: float = 0.0
     """In flight on one replica that decodes."""
     hit_ratio: float = 0.0
@@ -252,19 +250,18 @@ def _aggregated(layout: Layout, work: Workload, rate_rps: float) -> Served:
     late = max(step, engine.mixed_s(held, context, piece, work.isl_tokens - piece))
     # A token is late when its step carries a piece: that is a share of the steps, of which (1 - busy) / step are made a second.
     share = rate * prompts.num_steps * step / (1 - busy)
-    itls = [late if share > 1 - q else step for q in QUANTILES]
+    itl_p99 = max(late if share > 1 - QUANTILES[-1] else step, step / (1 - busy))
+    is_stable = sequences <= side.max_sequences
     ttfts = [fixed + quantile(prompts.samples, queue, q) + seats.wait_s(q) for q in QUANTILES]
     return Served(
         ttft_s=prompts.mean_s + fixed + queue.mean_s + seats.mean_s,
         ttft_p99_s=ttfts[2],
         itl_s=step / (1 - busy),
-        itl_p99_s=max(itls[2], step / (1 - busy)),
-        is_stable=sequences <= side.max_sequences,
-        limit=_limit(queue, seats, is_stable=sequences <= side.max_sequences),
+        itl_p99_s=itl_p99,
+        is_stable=is_stable,
+        limit=_limit(queue, seats, is_stable=is_stable),
         ttft_p50_s=ttfts[0],
         ttft_p95_s=ttfts[1],
-        itl_p50_s=itls[0],
-        itl_p95_s=itls[1],
         sequences=sequences,
         hit_ratio=hit,
     )
@@ -310,8 +307,6 @@ def _disaggregated(layout: Layout, work: Workload, rate_rps: float) -> Served:
         limit=_limit(queue, seats, is_stable=is_stable),
         ttft_p50_s=ttfts[0],
         ttft_p95_s=ttfts[1],
-        itl_p50_s=step,
-        itl_p95_s=step,
         sequences=sequences,
         hit_ratio=hit,
         transfer_s=moving,
@@ -376,11 +371,10 @@ def estimate(layout: Layout, work: Workload, source: str) -> Estimate:
 
 def figure(expected: float, band: tuple[float, float], source: str) -> Figure:
     """A figure with its band; `band` holds the factors to its ends."""
-    return Figure(_round(expected * band[0]), _round(expected), _round(expected * band[1]), source)
+    low, high = band
+    return Figure(rounded(expected * low), rounded(expected), rounded(expected * high), source)
 
 
-def _round(value: float) -> float:
+def rounded(value: float) -> float:
     """Three significant digits: more would claim more than is known."""
-    if value == 0 or not math.isfinite(value):
-        return value
-    return round(value, 2 - math.floor(math.log10(abs(value))))
+    return float(f"{value:.3g}")

@@ -21,6 +21,7 @@ from dynctl.planner.estimate import (
     estimate,
     max_rate_rps,
     meets,
+    rounded,
     serve,
 )
 from dynctl.planner.memory import MAX_BATCHED_TOKENS
@@ -229,13 +230,13 @@ def _together(figures: Sequence[Estimate], works: Sequence[Workload]) -> Estimat
 
     def mean(values: Sequence[Figure]) -> Figure:
         parts = [
-            _round(sum(share * getattr(f, name) for share, f in zip(shares, values, strict=True)))
+            rounded(sum(share * getattr(f, name) for share, f in zip(shares, values, strict=True)))
             for name in ("low", "expected", "high")
         ]
         return Figure(parts[0], parts[1], parts[2], values[0].source)
 
     sums = [
-        _round(sum(getattr(f.out_tokens_s, name) for f in figures))
+        rounded(sum(getattr(f.out_tokens_s, name) for f in figures))
         for name in ("low", "expected", "high")
     ]
     return replace(
@@ -255,13 +256,9 @@ def _with_goodput(found: Estimate, wanted_rps: float, within_rps: float) -> Esti
     return replace(
         found,
         goodput_rps=Figure(
-            _round(min(wanted_rps, within_rps * low)),
-            _round(min(wanted_rps, within_rps)),
-            _round(min(wanted_rps, within_rps * high)),
+            rounded(min(wanted_rps, within_rps * low)),
+            rounded(min(wanted_rps, within_rps)),
+            rounded(min(wanted_rps, within_rps * high)),
             most.source,
         ),
     )
-
-
-def _round(value: float) -> float:
-    return float(f"{value:.3g}")

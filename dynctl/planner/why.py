@@ -5,7 +5,7 @@ Pure.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dynctl.core.hardware import GpuState, Topology
 from dynctl.core.inventory import DeploymentWish, Inventory
@@ -65,7 +65,6 @@ class Story:
     ratio_note: str = ""
     transfer: tuple[str, ...] = ()
     is_cut_short: bool = False
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def num_for(self) -> int:

@@ -34,7 +34,6 @@ def test_percentiles_rise_and_varied_lengths_spread_them():
 
     for served in (even, varied):
         assert served.ttft_p50_s <= served.ttft_p95_s <= served.ttft_p99_s
-        assert served.itl_p50_s <= served.itl_p95_s <= served.itl_p99_s
     assert varied.ttft_p99_s > 1.5 * even.ttft_p99_s
 
 
