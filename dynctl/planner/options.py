@@ -239,8 +239,7 @@ def _of_size(
         return []
     fitting = fitting_batch(wish, model, kind, parallelism)
     if fitting is None:
-        found = sheet(model, parallelism, room_of(wish, kind.memory_bytes))
-        misfits.append(misfit(wish, model, kind, parallelism, found))
+        misfits.append(misfit(wish, model, kind, parallelism))
         return []
     tokens, found = fitting
     labels = [worst_tp_link(group, parallelism.tp) for group in groups]
@@ -312,10 +311,9 @@ def for_decoding(wish: DeploymentWish, model: Model, option: Option) -> Option:
     return with_batch(wish, model, option, choices[-1]) or option
 
 
-def misfit(
-    wish: DeploymentWish, model: Model, kind: GpuKind, parallelism: Parallelism, found: MemorySheet
-) -> Misfit:
+def misfit(wish: DeploymentWish, model: Model, kind: GpuKind, parallelism: Parallelism) -> Misfit:
     """Say what one GPU would need and what it has."""
+    found = sheet(model, parallelism, room_of(wish, kind.memory_bytes))
     needs = needed_bytes(found, model, parallelism, needed_tokens(wish))
     missing = needs - found.total_bytes
     text = (

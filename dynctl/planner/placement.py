@@ -19,12 +19,12 @@ from dynctl.planner.grouping import (
     group_score,
     link_rank,
     near_of,
-    num_nvlinks,
     tp_groups,
 )
 
 _groups_of = lru_cache(maxsize=4096)(tp_groups)
 """Hosts of one make are cut alike."""
+_COUNTERPARTS = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -59,10 +59,6 @@ class Group:
             self.host.gpu_links[a][b] for a in self.positions for b in self.positions if a < b
         ]
         return min(labels, key=link_rank, default=None)
-
-    def is_on_nvlink(self) -> bool:
-        """Whether every pair is joined by NVLink."""
-        return len(self.positions) > 1 and num_nvlinks(self.worst_link()) > 0
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -203,8 +199,7 @@ class Allocation:
         name = group.host.name
         self._taken[name].update(group.positions)
         self._num_free[name] -= len(group.positions)
-        for key in [key for key in self._cache if key[0] == name]:
-            del self._cache[key]
+        self._forget_groups(name)
         self._placed.setdefault((name, deployment, role), []).append(group)
         self._note(group.host, deployment, role)
 
@@ -214,15 +209,18 @@ class Allocation:
             name = group.host.name
             self._taken[name].difference_update(group.positions)
             self._num_free[name] += len(group.positions)
-            for key in [key for key in self._cache if key[0] == name]:
-                del self._cache[key]
+            self._forget_groups(name)
             self._engines[name] -= 1
             self._placed[name, deployment, role].remove(group)
             self._roles[name][deployment, role] -= 1
 
+    def _forget_groups(self, host_name: str) -> None:
+        for key in [key for key in self._cache if key[0] == host_name]:
+            del self._cache[key]
+
     def _beside(self, host: Host, deployment: str, role: Role) -> list[Group]:
         """Groups of the counterpart role on a host."""
-        other = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}.get(role)
+        other = _COUNTERPARTS.get(role)
         return [] if other is None else self._placed.get((host.name, deployment, other), [])
 
     def _is_free(self, group: Group) -> bool:
@@ -259,7 +257,7 @@ class Allocation:
         return self._roles[host.name].get((deployment, role), 0)
 
     def _counterparts(self, host: Host, deployment: str, role: Role) -> int:
-        other = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}.get(role)
+        other = _COUNTERPARTS.get(role)
         return 0 if other is None else self._count(host, deployment, other)
 
     def num_engines(self, host: Host) -> int:

@@ -16,8 +16,8 @@ from dynctl.planner import options as sizes
 from dynctl.planner.choosing import Trail, choose, settle, tuned
 from dynctl.planner.grouping import num_nvlinks
 from dynctl.planner.layouts import Choice, Part, Pricer
-from dynctl.planner.limits import batched_tokens, room_of
-from dynctl.planner.memory import legal_tp, sheet
+from dynctl.planner.limits import batched_tokens
+from dynctl.planner.memory import legal_tp
 from dynctl.planner.options import Option, for_decoding
 from dynctl.planner.pairing import RULE, leaning, pair_fault
 from dynctl.planner.placement import (
@@ -300,8 +300,7 @@ def _fitting_kinds(
         if sizes.fitting_batch(draft.wish, draft.model, kind, pool.parallelism) is not None:
             fitting.append(kind)
         else:
-            found = sheet(draft.model, pool.parallelism, room_of(draft.wish, kind.memory_bytes))
-            misfits.append(sizes.misfit(draft.wish, draft.model, kind, pool.parallelism, found))
+            misfits.append(sizes.misfit(draft.wish, draft.model, kind, pool.parallelism))
     if kinds and not fitting:
         error = sizes.refuse_fit(draft.wish, draft.model, misfits)
         raise PlanError(f"{where}: {error.message.partition(': ')[2]}", error.hint)
