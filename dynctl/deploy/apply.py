@@ -187,7 +187,8 @@ class _Rounds:
             self._tell(name, "agent", "does not answer; waiting for it to come back")
         if now_s - self._lost_since_s[name] > LOST_S:
             raise DeployError(
-                f"{name}: the agent was lost while its units started: {error.message}",
+                f"{name}: the agent was lost while its units started: "
+                f"{error.message.removeprefix('no agent answers: ')}",
                 "dynctl up starts it again and goes on from there; if it is lost again, its last words are in "
                 "logs/agent.log of dynctl's directory on that host",
                 code=ExitCode.PARTIAL,

@@ -1,0 +1,83 @@
+"""Waiting for units of agents that answer, are away for a moment, or are lost."""
+
+import asyncio
+
+import pytest
+
+from dynctl.agents.protocol import AgentStatus
+from dynctl.deploy import apply
+from dynctl.deploy.goals import Goals, HostGoal
+from dynctl.deploy.slices import make_slices
+from dynctl.errors import ConnectError, DeployError, ExitCode, TrustError
+
+
+@pytest.fixture
+def goals(plan, inventory, ground):
+    slices = make_slices(plan, inventory, ground)
+    made = {
+        name: HostGoal(slice_, "bundle1", "/r/bundles/bundle1", "none", ())
+        for name, slice_ in slices.items()
+    }
+    return Goals(made, {}, {}, {})
+
+
+class Agent:
+    """Answers with a status, or is away when its script says so."""
+
+    def __init__(self, name, *script):
+        self.name, self.script, self.num_asked = name, script, 0
+
+    async def status(self):
+        is_away = self.script[min(self.num_asked, len(self.script) - 1)] if self.script else False
+        self.num_asked += 1
+        if is_away:
+            raise ConnectError("no agent answers: nothing listens")
+        return AgentStatus(
+            "1", "prod", self.name, 1, 1, "d1", "bundle1", "boot", 1, 0.0, units=(), asides=()
+        )
+
+
+def wait(monkeypatch, goals, *agents):
+    told = []
+    monkeypatch.setattr(apply, "POLL_S", 0.0)
+    monkeypatch.setattr(apply, "_refuse_unchanged", lambda *_: None)
+    clients = {agent.name: agent for agent in agents}
+    tell = lambda *what: told.append(what)  # noqa: E731
+    return told, asyncio.run(apply.wait_ready(clients, goals, tell))
+
+
+def test_an_agent_that_is_back_in_time_is_waited_for(monkeypatch, goals):
+    told, statuses = wait(monkeypatch, goals, Agent("a"), Agent("b", True, True, False))
+
+    assert sorted(statuses) == ["a", "b"]
+    assert told == [("b", "agent", "does not answer; waiting for it to come back")]
+
+
+def test_an_agent_that_stays_away_ends_up_with_its_host_and_exit_3(monkeypatch, goals):
+    monkeypatch.setattr(apply, "LOST_S", 0.05)
+
+    with pytest.raises(DeployError) as caught:
+        wait(monkeypatch, goals, Agent("a"), Agent("b", True))
+
+    assert caught.value.exit_code is ExitCode.PARTIAL
+    assert caught.value.message.startswith("b: the agent was lost while its units started: nothing")
+    assert "dynctl up" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConnectError("b: connection lost"), ExitCode.PARTIAL),
+        (DeployError("b: refused", code=ExitCode.REFUSED), ExitCode.PARTIAL),
+        (DeployError("b: disk full"), ExitCode.PARTIAL),
+        (TrustError("b: key changed"), ExitCode.TRUST),
+    ],
+)
+def test_a_host_that_fails_after_the_first_step_never_ends_in_nothing_changed(error, code):
+    work = type("Work", (), {"tell": lambda *_: None})()
+
+    with pytest.raises(DeployError) as caught:
+        apply._raise_failures(work, {"a": None, "b": error}, "prepared")
+
+    assert caught.value.exit_code is code
+    assert "1 of 2 hosts failed (b); prepared: a." in caught.value.message
