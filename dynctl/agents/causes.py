@@ -18,7 +18,7 @@ class Cause:
     """Why a unit is not running."""
 
     kind: str
-    """`oom`, `cuda`, `port`, `config`, `gpu`, `deadline`, `hang`, `signal` or `exit`."""
+    """`oom`, `cuda`, `port`, `config`, `gpu`, `deadline`, `hang`, `stuck`, `internal`, `signal` or `exit`."""
     text: str
     """One line for people."""
     is_final: bool = False

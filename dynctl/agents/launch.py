@@ -9,7 +9,6 @@ from typing import Protocol
 
 from dynctl.agents.protocol import EngineWish
 from dynctl.core.exposition import parse
-from dynctl.core.snapshot import EngineSample
 
 NUM_INTERNAL_PORTS = 16
 """Loopback ports set apart for one engine's own processes, from `Places.internal_port` on."""
@@ -98,10 +97,6 @@ class EngineKind(Protocol):
 
     def launch(self, wish: EngineWish, places: Places) -> Launch:
         """Say how to start it. Same arguments, same answer."""
-        ...
-
-    def sample(self, metrics: str, engine_id: str, incarnation: str) -> EngineSample:
-        """Read its `/metrics`."""
         ...
 
 

@@ -7,8 +7,8 @@ IO: sockets, files (a router's configuration).
 """
 
 import signal
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -20,7 +20,7 @@ from dynctl.agents.launch import Capabilities, Endpoints, EngineKind, Launch, Pl
 from dynctl.agents.lifecycle import RestartPolicy
 from dynctl.agents.protocol import EngineWish, RelayWish, RouterUnit, spec_digest
 from dynctl.agents.root import Facts, Run, UnitRecord
-from dynctl.core.exposition import parse
+from dynctl.core.exposition import engine_sample, parse
 from dynctl.core.snapshot import EngineSample
 from dynctl.errors import ProbeError
 from dynctl.files import write_atomic
@@ -33,65 +33,63 @@ _ENGINES = "dynctl.agents.engines"
 _STEPS = "vllm:iteration_tokens_total_count"
 
 
-class Program(Protocol):
-    """What a unit needs to know of the thing it runs."""
+class Program(ABC):
+    """What a unit needs to know of the thing it runs; defaults are those of a router or relay."""
 
     id: str
     kind: str
-    deployment: str
-    role: str
-    url: str
+    deployment = ""
+    role = ""
+    url = ""
     """Where clients connect, of a router."""
     digest: str
-    policy: RestartPolicy
-    gpu_uuids: tuple[str, ...]
-    needs_gpus: bool
+    policy = RestartPolicy()
+    gpu_uuids: tuple[str, ...] = ()
+    needs_gpus = False
     listens_on: tuple[int, ...]
     """TCP ports of this host that must be free before a start."""
-    needs_internal_ports: bool
+    needs_internal_ports = False
     deadline_s: float
     stop_limit_s: float
-    now_signal: signal.Signals
+    now_signal = signal.SIGTERM
     """What tells it to end without a drain."""
 
+    @abstractmethod
     def problems(self) -> tuple[str, ...]:
         """Name what can never start."""
-        ...
 
+    @abstractmethod
     def launch(self, places: Places, predecessor: str | None = None) -> Launch:
         """Say how to start it; may write its configuration into the directory of this start.
 
         `predecessor`: the socket at which the process it follows offers its port.
         """
-        ...
 
+    @abstractmethod
     def can_follow(self, other: "AnyProgram") -> bool:
-        """Tell whether it can take the port over from a program of the same id."""
-        ...
+        """Tell whether it can take the port over from a program of the same id, as that port is bound."""
 
+    @abstractmethod
     async def check(self, run: Run, own_pids: Pids) -> Facts | None:
         """Ask once whether it is ready; None: not yet.
 
         Raises:
             UnfitError: when it never will be.
         """
-        ...
 
-    async def is_waiting(self, run: Run) -> bool:
+    async def is_waiting(self, run: Run) -> bool:  # noqa: ARG002 - most wait for nobody
         """Tell whether it does well and is only not ready because others are not; its deadline does not count then."""
-        ...
+        return False
 
-    async def is_idle(self, run: Run) -> bool:
+    async def is_idle(self, run: Run) -> bool:  # noqa: ARG002 - routers and relays drain by themselves after SIGTERM
         """Tell whether it has nothing left to do."""
-        ...
+        return True
 
 
-class EngineProgram:
+class EngineProgram(Program):
     """An engine of any kind."""
 
     kind = "engine"
-    url = ""
-    now_signal = signal.SIGTERM
 
     def __init__(self, wish: EngineWish) -> None:
         self.wish = wish
@@ -127,10 +125,6 @@ class EngineProgram:
         """An engine is ready when it has produced a token."""
         return await ask.engine_facts(self.wish, self.engine.capabilities, run.at, own_pids)
 
-    async def is_waiting(self, run: Run) -> bool:  # noqa: ARG002 - the seam's signature
-        """It waits for nobody."""
-        return False
-
     async def is_idle(self, run: Run) -> bool:
         """No request runs or waits; an engine that cannot tell is drained by the time limit alone."""
         if not self.engine.capabilities.reports_running:
@@ -148,7 +142,8 @@ class EngineProgram:
             UpstreamError: when it does not answer.
             ProbeError: when its answer cannot be read.
         """
-        return self.engine.sample(await ask.metrics(run.at), self.id, run.incarnation)
+        sample, _ = await self.look(run)
+        return sample
 
     async def look(self, run: Run) -> tuple[EngineSample, str]:
         """Scrape it, with how many steps it has made, empty where it does not tell.
@@ -159,22 +154,17 @@ class EngineProgram:
         """
         text = await ask.metrics(run.at)
         lines = parse(text, {_STEPS}).get(_STEPS, [])
-        return self.engine.sample(text, self.id, run.incarnation), str([x.value for x in lines])
+        return engine_sample(text, self.id, run.incarnation), str([x.value for x in lines])
 
     async def says_token(self, run: Run, timeout_s: float) -> bool:
         """Tell whether it produces a token in time."""
         return await ask.says_token(self.wish, run.at, timeout_s)
 
 
-class RouterProgram:
+class RouterProgram(Program):
     """A router: `python -m dynctl.router` with its configuration in a file and an admin socket."""
 
     kind = "router"
-    role = ""
-    policy = RestartPolicy()
-    gpu_uuids: tuple[str, ...] = ()
-    needs_gpus = False
-    needs_internal_ports = False
     deadline_s = 60.0
     # After SIGTERM it closes its listener and lets streams end; 120 s is the drain limit.
     stop_limit_s = 130.0
@@ -208,7 +198,7 @@ class RouterProgram:
         return Launch(argv=tuple(argv), has_bundle=True, at=Endpoints(socket=socket))
 
     def can_follow(self, other: "AnyProgram") -> bool:
-        """The port is handed over as it is bound, so it must be the same."""
+        """It listens where the other does."""
         return isinstance(other, RouterProgram) and other.wish.listen == self.wish.listen
 
     async def check(self, run: Run, own_pids: Pids) -> Facts | None:
@@ -221,27 +211,15 @@ class RouterProgram:
         """Engines may take half an hour to load; a router that says so is well."""
         return await ask.status_of(run.at, "/health") == 503
 
-    async def is_idle(self, run: Run) -> bool:  # noqa: ARG002 - the seam's signature
-        """It drains by itself after SIGTERM."""
-        return True
 
-
-class RelayProgram:
+class RelayProgram(Program):
     """The host's relay: `python -m dynctl.agents.relay`, fed by the agent's table."""
 
     kind = "relay"
     id = RELAY_ID
-    deployment = ""
-    role = ""
-    url = ""
-    policy = RestartPolicy()
-    gpu_uuids: tuple[str, ...] = ()
-    needs_gpus = False
-    needs_internal_ports = False
     deadline_s = 30.0
     # It ends answers within 15 s of SIGTERM, or within 120 s when a successor has its port.
     stop_limit_s = 130.0
-    now_signal = signal.SIGTERM
 
     def __init__(self, wish: RelayWish, agent_socket: str) -> None:
         self.wish = wish
@@ -256,29 +234,20 @@ class RelayProgram:
     def launch(self, places: Places, predecessor: str | None = None) -> Launch:
         """Say how to start it."""
         argv = [places.python, "-sP", "-m", "dynctl.agents.relay", "--root", places.root]
-        host = (
-            f"[{self.wish.listen_host}]" if ":" in self.wish.listen_host else self.wish.listen_host
-        )
+        name = self.wish.listen_host
+        host = f"[{name}]" if ":" in name else name
         argv += ["--listen", f"{host}:{self.wish.port}", "--agent-socket", self._agent_socket]
         socket = f"{places.directory}/admin"
         argv += ["--admin-socket", socket, *_hand_over_flags(places, predecessor)]
         return Launch(argv=tuple(argv), has_bundle=True, at=Endpoints(socket=socket))
 
     def can_follow(self, other: "AnyProgram") -> bool:
-        """The port is handed over as it is bound, so it must be the same."""
+        """It listens where the other does."""
         return isinstance(other, RelayProgram) and other.wish == self.wish
 
     async def check(self, run: Run, own_pids: Pids) -> Facts | None:  # noqa: ARG002
         """A relay is ready when the process we started listens on the port."""
         return Facts() if ports.owners(self.wish.port, own_pids()) else None
-
-    async def is_waiting(self, run: Run) -> bool:  # noqa: ARG002 - the seam's signature
-        """It waits for nobody."""
-        return False
-
-    async def is_idle(self, run: Run) -> bool:  # noqa: ARG002 - the seam's signature
-        """It drains by itself after SIGTERM."""
-        return True
 
 
 AnyProgram = EngineProgram | RouterProgram | RelayProgram

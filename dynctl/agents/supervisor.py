@@ -137,14 +137,6 @@ class Supervisor:
         except TimeoutError:
             return
 
-    def unit(self, unit_id: str) -> Unit:
-        """Return a unit.
-
-        Raises:
-            KeyError: when there is none of that id.
-        """
-        return self.units[unit_id]
-
     # What others wish
 
     def restart(self, unit_id: str) -> None:

@@ -8,8 +8,6 @@ from urllib.parse import urlsplit
 
 from dynctl.agents.launch import Capabilities, Endpoints, Launch, Places
 from dynctl.agents.protocol import EngineWish
-from dynctl.core.exposition import engine_sample
-from dynctl.core.snapshot import EngineSample
 
 _FLAGS = frozenset({"kv-events", "kv-replay", "topic"})
 
@@ -43,10 +41,6 @@ class ExternalEngine:
             topic=args.get("topic", ""),
         )
         return Launch(argv=(), at=at)
-
-    def sample(self, metrics: str, engine_id: str, incarnation: str) -> EngineSample:
-        """Read its `/metrics`, if it uses vLLM's names."""
-        return engine_sample(metrics, engine_id, incarnation)
 
 
 ENGINE = ExternalEngine()

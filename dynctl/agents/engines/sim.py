@@ -5,8 +5,6 @@ Not here: the engine itself. Pure.
 
 from dynctl.agents.launch import Capabilities, Launch, Places, extra_flags, flag_problems
 from dynctl.agents.protocol import EngineWish
-from dynctl.core.exposition import engine_sample
-from dynctl.core.snapshot import EngineSample
 
 _ROLES = {"prefill": "prefill", "decode": "decode", "aggregated": "both"}
 _MANAGED = frozenset(
@@ -70,10 +68,6 @@ class SimEngine:
             has_bundle=True,
             at=at,
         )
-
-    def sample(self, metrics: str, engine_id: str, incarnation: str) -> EngineSample:
-        """Read its `/metrics`, which uses vLLM's names."""
-        return engine_sample(metrics, engine_id, incarnation)
 
 
 ENGINE = SimEngine()

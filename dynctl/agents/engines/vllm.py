@@ -9,8 +9,6 @@ import json
 
 from dynctl.agents.launch import Capabilities, Endpoints, Launch, Places, extra_flags, flag_problems
 from dynctl.agents.protocol import EngineWish
-from dynctl.core.exposition import engine_sample
-from dynctl.core.snapshot import EngineSample
 
 _STOP_LIMIT_S = 30.0
 # vLLM ends requests still running after this long; less than the stop limit, so that it can end by itself.
@@ -106,10 +104,6 @@ class VllmEngine:
             env=_merged(_env(wish, places), wish.env),
             at=at,
         )
-
-    def sample(self, metrics: str, engine_id: str, incarnation: str) -> EngineSample:
-        """Read its `/metrics`."""
-        return engine_sample(metrics, engine_id, incarnation)
 
 
 def _argv(wish: EngineWish, places: Places, at: Endpoints) -> list[str]:
