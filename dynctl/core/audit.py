@@ -42,8 +42,6 @@ class KernelSettings:
 
     numa_balancing: int | None = None
     num_numa_nodes: int | None = None
-    transparent_hugepages: str | None = None
-    """The word in brackets: `always`, `madvise` or `never`."""
     reserved_hugepages_bytes: int | None = None
     swap_total_bytes: int | None = None
     swap_used_bytes: int | None = None

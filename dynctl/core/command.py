@@ -38,7 +38,6 @@ class Completed:
     """Negative: ended by that signal."""
     stdout: bytes
     stderr: bytes
-    elapsed_s: float = 0.0
     noise: bytes = b""
     """The beginning of what a login shell printed before the command ran; no part of its output."""
 

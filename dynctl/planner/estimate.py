@@ -41,10 +41,6 @@ class Pace(Protocol):
         """KV of one token that moves from prefill to decode."""
 
     @property
-    def is_moe(self) -> bool:
-        """Whether experts make the figures less certain."""
-
-    @property
     def host_s(self) -> float:
         """HTTP, tokenizing and scheduling of one request before its first token."""
 
@@ -82,7 +78,6 @@ class DeclaredPace:
     step_s: float
     step_s_per_sequence: float = 0.0
     kv_bytes_per_token: int = 0
-    is_moe: bool = False
     host_s: float = 0.003
     stages: int = 1
     batches: int = 1

@@ -271,11 +271,6 @@ class Engine:
         return self.model.kv_bytes_per_token
 
     @property
-    def is_moe(self) -> bool:
-        """Whether experts make the figures less certain."""
-        return self.model.num_experts > 0
-
-    @property
     def host_s(self) -> float:
         """HTTP, tokenizing and scheduling of one request before its first token."""
         return self._c.host_ms * 1e-3

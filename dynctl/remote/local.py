@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import signal
-import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -31,7 +30,6 @@ class LocalRemote:
 
     async def run(self, command: Command) -> Completed:
         """Run a command to its end; see `Remote.run`."""
-        started_s = time.monotonic()
         process = await self._spawn(command)
         try:
             async with asyncio.timeout(command.timeout_s):
@@ -43,7 +41,7 @@ class LocalRemote:
             ) from error
         finally:
             await _end(process)
-        return Completed(command, status, out, err, time.monotonic() - started_s)
+        return Completed(command, status, out, err)
 
     async def put(self, path: str, content: bytes | Path, mode: int = 0o600) -> None:
         """Replace a file; see `Remote.put`."""

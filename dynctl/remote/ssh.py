@@ -11,7 +11,6 @@ import hashlib
 import secrets
 import shutil
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -215,7 +214,6 @@ class SshRemote:
     async def _run(self, command: Command, pieces: AsyncIterator[bytes]) -> Completed:
         nonce = secrets.token_hex(16)
         line = wrap(command, nonce)
-        started_s = time.monotonic()
         async with self._channels:
             try:
                 async with asyncio.timeout(command.timeout_s):
@@ -241,7 +239,6 @@ class SshRemote:
             as_signal(marked.exit_status),
             marked.content,
             stderr.content if stderr.has_begun else err,
-            time.monotonic() - started_s,
             marked.noise[:_MAX_NOISE_BYTES],
         )
 

@@ -27,7 +27,7 @@ SAMPLES = {
     ),
     "tagged": "tagged 77\tinc1\t/r/lab\tpython -m dynctl.sim\ntagged 78\tinc2\t/r/old\tvllm\nagent /r/lab\n",
     "kernel": (
-        "numa_balancing 1\nswappiness 60\nthp always [madvise] never\nnodes 2\nmem HugePages_Total: 10\n"
+        "numa_balancing 1\nswappiness 60\nnodes 2\nmem HugePages_Total: 10\n"
         "mem Hugepagesize: 2048\nmem SwapTotal: 1000\nmem SwapFree: 400\niommu DMA-FQ\niommu identity\n"
     ),
     "files": "600 0 /r/lab/tls/host.key\n644 1000 /r/lab/secrets/a b\n",
@@ -81,11 +81,7 @@ def test_a_tagged_process_knows_whether_its_agent_runs():
 def test_kernel_settings_are_read():
     kernel = parsed("kernel", SAMPLES["kernel"])
 
-    assert (kernel.numa_balancing, kernel.num_numa_nodes, kernel.transparent_hugepages) == (
-        1,
-        2,
-        "madvise",
-    )
+    assert (kernel.numa_balancing, kernel.num_numa_nodes) == (1, 2)
     assert kernel.reserved_hugepages_bytes == 10 * 2048 * 1024
     assert (kernel.swap_total_bytes, kernel.swap_used_bytes) == (1000 * 1024, 600 * 1024)
     assert kernel.iommu_translates

@@ -161,7 +161,7 @@ def test_a_plan_on_gpus_becomes_engines_with_its_pace(build):
 class SharingPace:
     """Beside running sequences a prompt's tokens cost half: the weights are read anyway."""
 
-    kv_bytes_per_token, is_moe, host_s, stages, batches = 1, False, 0.0, 1, 1
+    kv_bytes_per_token, host_s, stages, batches = 1, 0.0, 1, 1
 
     def prefill_s(self, new_tokens, past_tokens=0.0):
         return 0.003 + new_tokens * 1e-4

@@ -11,7 +11,6 @@ proc=${DYNCTL_PROC:-/proc} sys=${DYNCTL_SYSFS:-/sys}
 first() { { read -r line <"$1"; } 2>/dev/null && printf '%s %s\n' "$2" "$line"; }
 first "$proc/sys/kernel/numa_balancing" numa_balancing
 first "$proc/sys/vm/swappiness" swappiness
-first "$sys/kernel/mm/transparent_hugepage/enabled" thp
 nodes=0; for node in "$sys"/devices/system/node/node[0-9]*; do [ -d "$node" ] && nodes=$((nodes + 1)); done
 [ $nodes -gt 0 ] && echo "nodes $nodes"
 awk '/^(HugePages_Total|Hugepagesize|SwapTotal|SwapFree):/ { print "mem", $1, $2 }' "$proc/meminfo"
@@ -38,15 +37,11 @@ def parse(done: Completed) -> KernelSettings:
             types.add(words[0])
         elif key in ("numa_balancing", "swappiness", "nodes"):
             one[key] = str(_number(rest, number, line))
-        elif key == "thp":
-            one[key] = rest
-    chosen = re.search(r"\[(\w{1,20})\]", one.get("thp", ""))
     total, free = memory.get("SwapTotal"), memory.get("SwapFree")
     pages, size = memory.get("HugePages_Total"), memory.get("Hugepagesize")
     return KernelSettings(
         numa_balancing=_integer(one.get("numa_balancing")),
         num_numa_nodes=_integer(one.get("nodes")),
-        transparent_hugepages=chosen[1] if chosen else None,
         reserved_hugepages_bytes=None if pages is None or size is None else pages * size * 1024,
         swap_total_bytes=None if total is None else total * 1024,
         swap_used_bytes=None if total is None or free is None else (total - free) * 1024,
