@@ -336,7 +336,7 @@ def test_what_one_read_brings_of_a_body_comes_in_one_piece(run):
     run(main)
 
 
-def test_what_lies_behind_the_end_of_an_answer_is_not_part_of_it(run):
+def test_what_lies_behind_the_end_of_an_answer_is_not_part_of_it(run, eventually):
     async def main():
         answer = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc"
         async with scripted(answer * 2, close=False) as (port, _), pool_at(port) as pool:
@@ -345,8 +345,7 @@ def test_what_lies_behind_the_end_of_an_answer_is_not_part_of_it(run):
             await asyncio.wait_for(sink.over.wait(), 60)
             assert sink.body == b"abc"
             assert sink.num_ends == 1
-            await asyncio.sleep(0.01)
-            assert pool.num_connections == 0
+            await eventually(lambda: pool.num_connections == 0)
 
     run(main)
 
@@ -481,15 +480,11 @@ def test_fetch_refuses_an_answer_that_is_too_large(run, server_at):
     run(main)
 
 
-def test_idle_connections_are_closed_in_time(run, server_at):
+def test_idle_connections_are_closed_in_time(run, server_at, eventually):
     async def main():
         async with server_at() as server, pool_at(server.port, idle_timeout_s=0.2) as pool:
             await pool.fetch("GET", "/")
-            for _ in range(100):
-                if not server.num_connections:
-                    break
-                await asyncio.sleep(0.05)
-            assert (pool.num_connections, server.num_connections) == (0, 0)
+            await eventually(lambda: (pool.num_connections, server.num_connections) == (0, 0))
 
     run(main)
 
@@ -509,7 +504,7 @@ def test_no_slot_leaks_under_random_cancellation(run, server_at):
 
         async with (
             server_at(sometimes_slow) as server,
-            pool_at(server.port, max_connections=20, connect_timeout_s=20) as pool,
+            pool_at(server.port, max_connections=20, connect_timeout_s=120) as pool,
         ):
             kept = []
             for number in range(3_000):
