@@ -18,7 +18,7 @@ from dynctl.agents.ask import Pids
 from dynctl.agents.host import ports
 from dynctl.agents.launch import Capabilities, Endpoints, EngineKind, Launch, Places
 from dynctl.agents.lifecycle import RestartPolicy
-from dynctl.agents.protocol import EngineWish, RelayWish, RouterUnit, spec_digest
+from dynctl.agents.protocol import RELAY_ID, EngineWish, RelayWish, RouterUnit, spec_digest
 from dynctl.agents.root import Facts, Run, UnitRecord
 from dynctl.core.exposition import engine_sample, parse
 from dynctl.core.snapshot import EngineSample
@@ -26,7 +26,6 @@ from dynctl.errors import ProbeError
 from dynctl.files import write_atomic
 from dynctl.http1.upstream import UpstreamError
 
-RELAY_ID = "relay"
 OFFER_NAME = "hand"
 """Socket, in the directory of one start, at which it offers its port to a successor."""
 _ENGINES = "dynctl.agents.engines"

@@ -16,6 +16,8 @@ from dynctl.core.plan import PlannedGpu
 from dynctl.errors import DynctlError
 
 PROTOCOL_VERSION = 1
+RELAY_ID = "relay"
+"""Id of the unit that is a host's relay; no engine or router has it."""
 
 T = TypeVar("T")
 

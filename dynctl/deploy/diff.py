@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping
 
-from dynctl.agents.protocol import HostSlice, spec_digest
+from dynctl.agents.protocol import RELAY_ID, HostSlice, spec_digest
 from dynctl.core.deployment import EngineState, UnitStatus
 from dynctl.deploy.steps import HostGoal, HostState, Step, StepKind
-
-RELAY_ID = "relay"
 
 
 def diff(goals: Mapping[str, HostGoal], states: Mapping[str, HostState]) -> tuple[Step, ...]:
@@ -57,12 +55,8 @@ def unit_changes(wish: HostSlice, state: HostState) -> list[tuple[str, bool]]:
     Router and relay follow the agent's code, handing their port over to a successor, which stops nothing. Engines keep
     the code they were started with: their cache is worth more.
     """
-    wanted = {engine.id: spec_digest(engine) for engine in wish.engines}
-    wanted |= {router.id: spec_digest(router) for router in wish.routers}
-    if wish.relay is not None:
-        wanted[RELAY_ID] = spec_digest(wish.relay)
+    wanted, running = _wanted(wish), _running(state)
     listens = {router.id: router.listen for router in wish.routers}
-    running = {unit.id: unit for unit in state.status.units} if state.status else {}
     changes = [(f"+{unit_id}", False) for unit_id in wanted if unit_id not in running]
     for unit_id, digest in wanted.items():
         unit = running.get(unit_id)
@@ -80,6 +74,24 @@ def unit_changes(wish: HostSlice, state: HostState) -> list[tuple[str, bool]]:
             changes.append((f"~{unit_id} ({why})", not hands_over))
     changes += [(f"-{unit_id}", True) for unit_id in running if unit_id not in wanted]
     return changes
+
+
+def new_units(wish: HostSlice, state: HostState) -> set[str]:
+    """Ids of what is wished and not there in any state."""
+    return set(_wanted(wish)) - set(_running(state))
+
+
+def _wanted(wish: HostSlice) -> dict[str, str]:
+    """Digest of every unit's specification, by id."""
+    wanted = {engine.id: spec_digest(engine) for engine in wish.engines}
+    wanted |= {router.id: spec_digest(router) for router in wish.routers}
+    if wish.relay is not None:
+        wanted[RELAY_ID] = spec_digest(wish.relay)
+    return wanted
+
+
+def _running(state: HostState) -> dict[str, UnitStatus]:
+    return {unit.id: unit for unit in state.status.units} if state.status else {}
 
 
 def _is_down(unit: UnitStatus) -> bool:

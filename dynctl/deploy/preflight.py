@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dynctl.agents.protocol import HostSlice
+from dynctl.agents.protocol import RELAY_ID, HostSlice
 from dynctl.core.hardware import GpuState, Topology
 from dynctl.core.inventory import HostEntry
 from dynctl.core.text import clean
 from dynctl.core.units import MIB
-from dynctl.deploy.diff import RELAY_ID, unit_changes
+from dynctl.deploy.diff import new_units
 from dynctl.deploy.observe import PROGRAM_TIMEOUT_S, Seat, call
 from dynctl.deploy.steps import HostGoal, HostState
 from dynctl.errors import DynctlError
@@ -40,9 +40,7 @@ async def preflight(
 
     async def check(entry: HostEntry, remote: Remote) -> list[Problem]:
         goal, state, seat = goals[entry.name], states[entry.name], seats[entry.name]
-        fresh = {
-            text[1:].split(" ")[0] for text, _ in unit_changes(goal.slice, state) if text[0] == "+"
-        }
+        fresh = new_units(goal.slice, state)
         wish = {
             "root": seat.place.root,
             "needed_bytes": 0 if goal.bundle in state.bundles else ROOM_BYTES,
@@ -59,8 +57,7 @@ async def preflight(
         else:
             problems += result
     for name, goal in goals.items():
-        fresh = {text[1:] for text, _ in unit_changes(goal.slice, states[name]) if text[0] == "+"}
-        problems += _gpu_problems(goal.slice, fresh, topology)
+        problems += _gpu_problems(goal.slice, new_units(goal.slice, states[name]), topology)
     return problems
 
 

@@ -1,8 +1,8 @@
 import dataclasses
 
-from dynctl.agents.protocol import AgentStatus, spec_digest
+from dynctl.agents.protocol import RELAY_ID, AgentStatus, spec_digest
 from dynctl.core.deployment import EngineState, UnitStatus
-from dynctl.deploy.diff import RELAY_ID, diff, unit_changes
+from dynctl.deploy.diff import diff, unit_changes
 from dynctl.deploy.slices import make_slices
 from dynctl.deploy.steps import HostGoal, HostState, StepKind
 
