@@ -101,43 +101,20 @@ async def wait_ready(
     Raises:
         DeployError: exit 6 when a unit failed for good, stayed what it was, or time ran out; 3 when an agent is lost.
     """
-    started = time.monotonic()
+    started = last_told = time.monotonic()
     told: dict[str, EngineState] = {}
-    last_told = started
     rounds = _Rounds(clients, tell)
     while True:
         statuses = await rounds.ask()
-        units = [
-            (name, unit)
-            for name, status in statuses.items()
-            for unit in (*status.units, *status.asides)
-            # A predecessor lets its last requests end; nothing waits for that.
-            if not (unit.beside and unit.state is EngineState.DRAINING)
-        ]
-        for name, unit in units:
-            # What was ready before anybody looked is no news.
-            was = told.get(unit.id, EngineState.READY)
-            told[unit.id] = unit.state
-            if was is not unit.state:
-                tell(name, unit.id, _state_text(unit))
-                last_told = time.monotonic()
-        failed = [(name, unit) for name, unit in units if unit.state is EngineState.FAILED]
-        if failed:
-            name, unit = failed[0]
-            raise DeployError(
-                f"{name}: {unit.id} failed: {clean(unit.last_error, 300) or 'no reason given'}",
-                f"dynctl logs {unit.id}; then correct it and run dynctl up again, or dynctl down",
-                code=ExitCode.GATE,
-            )
-        waiting = [
-            f"{unit.id} {unit.state.value}"
-            for _, unit in units
-            if unit.state is not EngineState.READY
-        ]
+        units = _awaited(statuses)
+        now = time.monotonic()
+        if _tell_changes(units, told, tell):
+            last_told = now
+        _refuse_failed(units)
+        waiting = [f"{u.id} {u.state.value}" for _, u in units if u.state is not EngineState.READY]
         if not waiting:
             _refuse_unchanged(statuses, goals)
             return statuses
-        now = time.monotonic()
         if now - started > READY_TIMEOUT_S:
             raise DeployError(
                 f"not ready after {format_seconds(READY_TIMEOUT_S)}: {', '.join(waiting)}",
@@ -145,13 +122,45 @@ async def wait_ready(
                 code=ExitCode.GATE,
             )
         if now - last_told > HEARTBEAT_S:
-            tell(
-                "",
-                "wait",
-                f"{', '.join(waiting)}, {format_seconds(now - started)} of {format_seconds(READY_TIMEOUT_S)}",
-            )
+            passed = f"{format_seconds(now - started)} of {format_seconds(READY_TIMEOUT_S)}"
+            tell("", "wait", f"{', '.join(waiting)}, {passed}")
             last_told = now
         await asyncio.sleep(POLL_S)
+
+
+def _awaited(statuses: Mapping[str, AgentStatus]) -> list[tuple[str, UnitStatus]]:
+    """Every unit with its host; for a predecessor that lets its last requests end nobody waits."""
+    return [
+        (name, unit)
+        for name, status in statuses.items()
+        for unit in (*status.units, *status.asides)
+        if not (unit.beside and unit.state is EngineState.DRAINING)
+    ]
+
+
+def _tell_changes(
+    units: Sequence[tuple[str, UnitStatus]], told: dict[str, EngineState], tell: Tell
+) -> bool:
+    """Tell every change of state since the last look, of which `told` keeps track; return whether there was one."""
+    is_news = False
+    for name, unit in units:
+        # What was ready before anybody looked is no news.
+        was = told.get(unit.id, EngineState.READY)
+        told[unit.id] = unit.state
+        if was is not unit.state:
+            tell(name, unit.id, _state_text(unit))
+            is_news = True
+    return is_news
+
+
+def _refuse_failed(units: Sequence[tuple[str, UnitStatus]]) -> None:
+    for name, unit in units:
+        if unit.state is EngineState.FAILED:
+            raise DeployError(
+                f"{name}: {unit.id} failed: {clean(unit.last_error, 300) or 'no reason given'}",
+                f"dynctl logs {unit.id}; then correct it and run dynctl up again, or dynctl down",
+                code=ExitCode.GATE,
+            )
 
 
 class _Rounds:
