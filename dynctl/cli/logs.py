@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local
 from dynctl.cli.output import emit, wait_for
 from dynctl.cli.session import load, raise_host_failures, select
 from dynctl.core.inventory import Inventory
+
+if TYPE_CHECKING:
+    from dynctl.agents.client import AgentClient
 
 MAX_LINE_BYTES = 65536
 
@@ -60,10 +63,10 @@ async def _logs(
     tail: int,
     pattern: "re.Pattern[str] | None",
 ) -> None:
-    from dynctl.agents.client import AgentClient
     from dynctl.core.text import clean
     from dynctl.deploy.reach import reach_agents
     from dynctl.errors import DynctlError, UsageError
+    from dynctl.inventory.problems import suggest
     from dynctl.remote.fleet import open_fleet
 
     entries = [entry for entry in wanted.hosts if entry.name in hosts]
@@ -76,12 +79,18 @@ async def _logs(
         }
         sources: list[tuple[str, AgentClient]] = []
         for client in reached.values():
-            known = ["agent", *(unit.id for unit in (await client.status()).units)]
-            sources += [(unit, client) for unit in known if not units or unit in units]
+            sources += [
+                (unit, client)
+                for unit in await _units(client)
+                if not units or unit in units
+            ]
         missing = set(units) - {unit for unit, _ in sources}
         if missing and not any(isinstance(c, DynctlError) for c in clients.values()):
+            known = [unit for client in reached.values() for unit in await _units(client)]
+            near = [hint for name in sorted(missing) if (hint := suggest(name, known))]
             raise UsageError(
-                f"no unit called {', '.join(sorted(missing))}", "dynctl status lists them"
+                f"no unit is called {', '.join(sorted(missing))}",
+                near[0] if near else "dynctl status lists them",
             )
         width = max((len(unit) for unit, _ in sources), default=0)
 
@@ -102,6 +111,10 @@ async def _logs(
     raise_host_failures(
         {name: c if isinstance(c, DynctlError) else None for name, c in clients.items()}, "shown"
     )
+
+
+async def _units(client: "AgentClient") -> list[str]:
+    return ["agent", *(unit.id for unit in (await client.status()).units)]
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

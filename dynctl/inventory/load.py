@@ -90,7 +90,8 @@ def _source(path: Path) -> str:
             content = opened.read(MAX_BYTES + 1)
     except OSError as error:
         raise InventoryError(
-            f"cannot read {path}: {error.strerror}", "dynctl init writes a first one"
+            f"cannot read {path}: {error.strerror}",
+            "dynctl init writes one; -i names another",
         ) from error
     if len(content) > MAX_BYTES:
         raise InventoryError(f"{path} is larger than {MAX_BYTES} bytes, which no inventory needs")

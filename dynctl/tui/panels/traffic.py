@@ -84,6 +84,6 @@ def _latency(title: str, found: Latency | None, limit_ms: float | None, trend: s
         Span(milliseconds(p50), "title"),
         " p99 ",
         judged(milliseconds(p99), p99, limit_s),
-        "ms ",
+        "   " if p99 is None else "ms ",
         trend,
     )
