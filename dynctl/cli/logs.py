@@ -63,6 +63,7 @@ async def _logs(
     tail: int,
     pattern: "re.Pattern[str] | None",
 ) -> None:
+    from dynctl.agents.client import AgentClient
     from dynctl.core.text import clean
     from dynctl.deploy.reach import reach_agents
     from dynctl.errors import DynctlError, UsageError
@@ -80,9 +81,7 @@ async def _logs(
         sources: list[tuple[str, AgentClient]] = []
         for client in reached.values():
             sources += [
-                (unit, client)
-                for unit in await _units(client)
-                if not units or unit in units
+                (unit, client) for unit in await _units(client) if not units or unit in units
             ]
         missing = set(units) - {unit for unit, _ in sources}
         if missing and not any(isinstance(c, DynctlError) for c in clients.values()):

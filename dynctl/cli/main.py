@@ -36,7 +36,7 @@ COMMANDS = {
     "down": "Drain and stop everything dynctl started.",
     "route": "Run a router alone, in front of engines that already run.",
     "sim": "Run a simulated engine in the foreground.",
-    "demo": "Show all of it on this machine, from plan to down; no GPU needed.",
+    "demo": "Plan, up, bench, top and down on this machine; no GPU needed.",
 }
 
 EPILOG = (
