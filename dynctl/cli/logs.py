@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,7 +21,8 @@ MAX_LINE_BYTES = 65536
 
 def command(
     units: Annotated[
-        list[str] | None, typer.Argument(help="Units, as in dynctl status; none: all of them.")
+        list[str] | None,
+        typer.Argument(help="Units as in dynctl status, or globs; none: all of them."),
     ] = None,
     inventory: InventoryPath = DEFAULT_INVENTORY,
     local: Local = False,
@@ -40,7 +42,7 @@ def command(
 
     Each line begins with its unit's name. Hosts that cannot be reached are named at the end (exit 3).
 
-    Example: dynctl logs -f chat-decode-0
+    Example: dynctl logs -f 'chat-decode-*'
     """
     from dynctl.errors import UsageError
 
@@ -81,9 +83,11 @@ async def _logs(
         sources: list[tuple[str, AgentClient]] = []
         for client in reached.values():
             sources += [
-                (unit, client) for unit in await _units(client) if not units or unit in units
+                (unit, client)
+                for unit in await _units(client)
+                if not units or any(fnmatchcase(unit, pattern) for pattern in units)
             ]
-        missing = set(units) - {unit for unit, _ in sources}
+        missing = {p for p in units if not any(fnmatchcase(unit, p) for unit, _ in sources)}
         if missing and not any(isinstance(c, DynctlError) for c in clients.values()):
             known = [unit for client in reached.values() for unit in await _units(client)]
             near = [hint for name in sorted(missing) if (hint := suggest(name, known))]

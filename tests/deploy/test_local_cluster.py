@@ -115,6 +115,14 @@ def test_up_serves_a_second_up_changes_nothing_and_down_leaves_nothing(cluster):
     again = cluster.run("up", "--yes")
     plan = cluster.run("plan", "--detailed-exitcode")
 
+    logs = cluster.run("logs", "chat-dec*", "--tail", "3").stdout
+    astray = cluster.run("logs", "chat-decode0", code=2).stderr
+
+    assert {line.split("│")[0].strip() for line in logs.splitlines()} == {
+        "chat-decode-0",
+        "chat-decode-1",
+    }
+    assert "did you mean 'chat-decode-0'?" in astray
     assert "no changes" in again.stderr
     assert "no changes" in plan.stderr
     assert first["choices"][0]["text"] == cluster.ask("one two three")["choices"][0]["text"]
