@@ -162,7 +162,7 @@ class Home:
         values = {
             "config": str(self.ssh / "config"),
             "known_hosts": str(self.ssh / "known_hosts"),
-            "connect_timeout_s": 10.0,
+            "connect_timeout_s": 60.0,
         }
         return SshSettings(**(values | changes))
 

@@ -40,11 +40,10 @@ def test_a_name_with_a_dead_address_reaches_the_living_one(monkeypatch):
     assert asyncio.run(main()) == "127.0.0.1"
 
 
-def test_a_refusal_moves_on_at_once_and_all_refusals_are_an_error(monkeypatch):
+def test_a_refusal_moves_on_at_once_and_all_refusals_are_an_error(monkeypatch, free_ports):
+    port = free_ports()
+
     async def main():
-        server, port = await listening()
-        server.close()
-        await server.wait_closed()
         living, other = await listening()
         resolving_to(monkeypatch, ("127.0.0.1", port), ("127.0.0.1", other))
         async with living:

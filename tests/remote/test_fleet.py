@@ -1,7 +1,6 @@
 import asyncio
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -124,10 +123,11 @@ def test_leaving_before_a_silent_host_has_answered_does_not_wait_for_it(home):
     assert asyncio.run(main()) == "here"
 
 
-def test_cancelling_the_whole_cancels_every_host():
-    seen = []
+def test_cancelling_the_whole_cancels_every_host(eventually):
+    begun, seen = [], []
 
     async def work(entry, remote):
+        begun.append(entry.name)
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -136,7 +136,7 @@ def test_cancelling_the_whole_cancels_every_host():
 
     async def main():
         running = asyncio.create_task(fleet().map(work))
-        await asyncio.sleep(0.01)
+        await eventually(lambda: len(begun) == 3, "work begins on every host")
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -193,13 +193,11 @@ def test_a_dead_jump_host_is_tried_once_for_all_hosts_behind_it(home):
                 answers = await opened.map(lambda _, remote: remote.run(Command(("true",))))
                 return list(answers.values())
 
-    started_s = time.monotonic()
     errors = asyncio.run(main())
 
     assert len(errors) == 10
     assert all("jump host 127.0.0.1" in error.message for error in errors)
     assert count == 1
-    assert time.monotonic() - started_s < 30
 
 
 def test_a_fake_host_answers_as_scripted_and_remembers():

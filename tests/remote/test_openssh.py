@@ -157,10 +157,14 @@ def test_five_thousand_hostile_words_run_nothing(reached, tmp_path):
 
 def test_a_command_over_its_time_limit_is_ended_on_the_host(reached, tmp_path, ended):
     async def work(remote, server):
-        script = f"echo $$ > {tmp_path}/pid; exec sleep 300"
-        with pytest.raises(UnknownOutcomeError, match="did not end within 1 s"):
-            await remote.run(Command(("sh", "-c", script), timeout_s=1.0))
-        pid = int((tmp_path / "pid").read_text())
+        pid_file = tmp_path / "pid"
+        script = f"echo $$ > {pid_file}.new && mv {pid_file}.new {pid_file}; exec sleep 600"
+        for timeout_s in (1, 10, 60):  # until it got as far as to its file
+            with pytest.raises(UnknownOutcomeError, match=f"did not end within {timeout_s} s"):
+                await remote.run(Command(("sh", "-c", script), timeout_s=timeout_s))
+            if pid_file.exists():
+                break
+        pid = int(pid_file.read_text())
         await asyncio.to_thread(ended, pid)
 
     reached(work)
@@ -168,7 +172,7 @@ def test_a_command_over_its_time_limit_is_ended_on_the_host(reached, tmp_path, e
 
 def test_leaving_a_stream_ends_its_command_on_the_host(reached, runs, ended):
     async def work(remote, server):
-        async with remote.lines(Command(("sh", "-c", "echo $$; exec sleep 300"))) as lines:
+        async with remote.lines(Command(("sh", "-c", "echo $$; exec sleep 600"))) as lines:
             pid = int(await anext(lines))
             assert runs(pid)
         await asyncio.to_thread(ended, pid)
@@ -176,10 +180,13 @@ def test_leaving_a_stream_ends_its_command_on_the_host(reached, runs, ended):
     reached(work)
 
 
-def test_a_killed_sshd_leaves_the_outcome_unknown_and_the_next_command_works(reached):
+def test_a_killed_sshd_leaves_the_outcome_unknown_and_the_next_command_works(
+    reached, tmp_path, eventually
+):
     async def work(remote, server):
-        running = asyncio.create_task(remote.run(Command(("sleep", "300"))))
-        await asyncio.sleep(0.3)
+        script = f"touch {tmp_path}/begun; exec sleep 600"
+        running = asyncio.create_task(remote.run(Command(("sh", "-c", script))))
+        await eventually((tmp_path / "begun").exists, "the command runs")
         server.cut()
         with pytest.raises(UnknownOutcomeError):
             await running

@@ -2,7 +2,6 @@ import asyncio
 import contextlib
 import os
 import stat
-import time
 from pathlib import Path
 
 import pytest
@@ -103,15 +102,13 @@ def test_a_link_lost_between_commands_is_opened_again(sshd, home):
 
 def test_a_command_over_its_time_limit_is_unknown_and_ended_on_the_host(sshd, home):
     async def work(remote):
-        started_s = time.monotonic()
         with pytest.raises(UnknownOutcomeError, match=r"did not end within 0\.3 s"):
-            await remote.run(Command(("sleep", "60"), timeout_s=0.3))
+            await remote.run(Command(("sleep", "600"), timeout_s=0.3))
         child = sshd.children[-1]
         async with asyncio.timeout(60):
             await child.wait()
-        return time.monotonic() - started_s
 
-    assert with_remote(sshd, home, work) < 30
+    with_remote(sshd, home, work)
 
 
 def test_a_shell_that_is_killed_leaves_the_outcome_unknown(sshd, home):

@@ -328,10 +328,10 @@ def test_bad_names_end_in_one_sentence(sshd, home, changes, says):
     assert says in error.message
 
 
-def test_a_closed_port_is_named(sshd, home):
+def test_a_closed_port_is_named(sshd, home, free_ports):
+    sshd.port = free_ports()
+
     async def main():
-        async with sshd.running():
-            pass
         return (await errors_of([home.entry(sshd)], home.settings()))["h1"]
 
     error = asyncio.run(main())
