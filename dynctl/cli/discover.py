@@ -50,6 +50,7 @@ def command(
 
     Example: dynctl discover --limit gpu-01 -o json
     """
+    from dynctl.discovery.survey import raise_incomplete
     from dynctl.errors import UsageError
 
     if more and not captures:
@@ -64,7 +65,7 @@ def command(
         emit_json(document(topology))
     else:
         _show(topology, is_drawn=draw is not False)
-    _raise_failures(topology)
+    raise_incomplete(topology, "described")
 
 
 def _print_script(path: Path) -> None:
@@ -134,20 +135,3 @@ def _show(topology: Topology, *, is_drawn: bool) -> None:
             say(f"{clean(host.name, 24)}: {warning.text}  [{warning.code}]")
     for warning in topology.warnings:
         say(f"{warning.text}  [{warning.code}]")
-
-
-def _raise_failures(topology: Topology) -> None:
-    from dynctl.discovery.survey import causes, raise_unreachable
-    from dynctl.errors import DynctlError, ExitCode
-
-    if not topology.failures:
-        return
-    if not topology.hosts:
-        raise_unreachable(topology)
-    total = len(topology.hosts) + len(topology.failures)
-    trust = all(failure.exit_code == ExitCode.TRUST for failure in topology.failures)
-    raise DynctlError(
-        f"{len(topology.failures)} of {total} hosts could not be described:\n{causes(topology)}",
-        next((f.hint for f in topology.failures if f.hint), None),
-        code=ExitCode.TRUST if trust else ExitCode.PARTIAL,
-    )

@@ -62,6 +62,7 @@ def command(
     Example: dynctl doctor --check memlock-low
     """
     from dynctl.checks import examine
+    from dynctl.discovery.survey import raise_incomplete
 
     checks = examine.select(examine.load_checks(), check or ())
     if captures:
@@ -77,7 +78,7 @@ def command(
         emit_json(document(evidence, report))
     else:
         _draw(evidence, report)
-    _raise_failures(evidence)
+    raise_incomplete(evidence.topology, "looked at")
     if report.is_red:
         from dynctl.errors import ExitCode
 
@@ -230,19 +231,3 @@ def _lines(group: "Group", severity: str) -> list[str]:
     lines.append(f"    verify  on {finding.verify_on or 'this machine'}:")
     lines.append(f"            $ {finding.verify}")
     return lines
-
-
-def _raise_failures(evidence: "Evidence") -> None:
-    from dynctl.discovery.survey import causes
-    from dynctl.errors import DynctlError, ExitCode
-
-    topology = evidence.topology
-    if not topology.failures:
-        return
-    total = len(topology.hosts) + len(topology.failures)
-    trust = all(failure.exit_code == ExitCode.TRUST for failure in topology.failures)
-    raise DynctlError(
-        f"{len(topology.failures)} of {total} hosts could not be looked at:\n{causes(topology)}",
-        next((f.hint for f in topology.failures if f.hint), None),
-        code=ExitCode.TRUST if trust else ExitCode.PARTIAL,
-    )

@@ -74,6 +74,25 @@ def raise_unreachable(topology: Topology) -> None:
     )
 
 
+def raise_incomplete(topology: Topology, what: str) -> None:
+    """End a command that `what` could not be done to some hosts for; nothing when there are none.
+
+    Raises:
+        DynctlError: exit 7 when trust is the cause everywhere, else 3; as `raise_unreachable` when no host is left.
+    """
+    if not topology.failures:
+        return
+    if not topology.hosts:
+        raise_unreachable(topology)
+    total = len(topology.hosts) + len(topology.failures)
+    is_trust = all(failure.exit_code == ExitCode.TRUST for failure in topology.failures)
+    raise DynctlError(
+        f"{len(topology.failures)} of {total} hosts could not be {what}:\n{causes(topology)}",
+        next((f.hint for f in topology.failures if f.hint), None),
+        code=ExitCode.TRUST if is_trust else ExitCode.PARTIAL,
+    )
+
+
 def causes(topology: Topology) -> str:
     """One line per failed host, the host's name first, once."""
     lines: Sequence[str] = [
