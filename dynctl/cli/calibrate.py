@@ -1,5 +1,6 @@
 """`dynctl calibrate`: fit the estimate's constants to bench results. IO: files, terminal."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -150,7 +151,7 @@ def _run(path: Path, replicas: int) -> Run:
         )
         are_usable = all(0 < float(value) < 1e9 for value in values)
         cached = float((found.get("kv") or {}).get("cached_ratio") or 0.0)
-        day = str((found.get("facts") or {}).get("started") or "")[:10]
+        day = _day((found.get("facts") or {}).get("started_unix_s"))
     except (KeyError, TypeError, ValueError) as error:
         raise DynctlError(
             f"{path} is no result of dynctl bench that can be used: {error}",
@@ -173,6 +174,13 @@ def _run(path: Path, replicas: int) -> Run:
     return Run(
         name, float(isl), float(osl), max(1.0, users), values[3], values[4], min(0.99, cached)
     )
+
+
+def _day(started_unix_s: object) -> str:
+    """The date a run began, in UTC; empty where the result does not tell."""
+    if not isinstance(started_unix_s, int | float) or not 0 < started_unix_s < 1e11:
+        return ""
+    return time.strftime("%Y-%m-%d", time.gmtime(started_unix_s))
 
 
 def _json(path: Path) -> Mapping[str, Any]:

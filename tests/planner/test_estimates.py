@@ -372,7 +372,8 @@ def result(ttft_ms=50.0, tpot_ms=9.0, **change):
 
 def test_calibrate_keeps_what_it_found(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "r.json").write_text(json.dumps(result()))
+    told = {**result(), "facts": {"started_unix_s": 1764547200.5}}
+    (tmp_path / "r.json").write_text(json.dumps(told))
 
     code = run(["calibrate", "r.json", "--model", "llama-3.1-8b", "--gpu", "h100-sxm"])
 
@@ -380,7 +381,7 @@ def test_calibrate_keeps_what_it_found(tmp_path, monkeypatch, capsys):
         "vllm/h100-sxm"
     ]
     assert code == 0
-    assert "r.json" in kept["origin"]
+    assert "r.json 2025-12-01" in kept["origin"]
     assert "TPOT" in capsys.readouterr().out
 
 
