@@ -19,7 +19,7 @@ from dynctl.core.text import is_name
 from dynctl.core.workload import Slo, Workload
 from dynctl.inventory.interpolate import is_secret_reference
 from dynctl.inventory.names import is_pattern, matching
-from dynctl.inventory.problems import shown, suggest
+from dynctl.inventory.problems import NAME_HINT, shown, suggest
 from dynctl.inventory.schema import ApiKeyPart, DeploymentPart, EnginePart, PoolPart, SloPart
 from dynctl.inventory.values import Loc, Values
 
@@ -53,7 +53,7 @@ def deployments_of(
         wish = _deployment(part)
         if not is_name(part.name):
             values.report(
-                (*loc, "name"), f"{shown(part.name)} is no name for a deployment", _NAME_HINT
+                (*loc, "name"), f"{shown(part.name)} is no name for a deployment", NAME_HINT
             )
         elif part.name in firsts:
             line = values.spot(firsts[part.name]).line
@@ -83,7 +83,7 @@ def api_keys_of(parts: Sequence[tuple[Loc, ApiKeyPart]], values: Values) -> tupl
     names: set[str] = set()
     for loc, part in parts:
         if not is_name(part.name):
-            values.report((*loc, "name"), f"{shown(part.name)} is no name for a key", _NAME_HINT)
+            values.report((*loc, "name"), f"{shown(part.name)} is no name for a key", NAME_HINT)
         if part.name in names:
             values.report((*loc, "name"), f"the API key {part.name!r} is here twice")
         names.add(part.name)
@@ -94,9 +94,6 @@ def api_keys_of(parts: Sequence[tuple[Loc, ApiKeyPart]], values: Values) -> tupl
                 "write ${env:NAME}, ${file:PATH} or ${cmd:PROGRAM …}",
             )
     return tuple(ApiKey(part.name, part.key) for _, part in parts)
-
-
-_NAME_HINT = "names are letters, digits, '.', '_' and '-', and begin with a letter or digit"
 
 
 def _deployment(part: DeploymentPart) -> DeploymentWish:

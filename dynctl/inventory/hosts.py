@@ -18,11 +18,9 @@ from dynctl.inventory.names import (
     parse_host,
     ssh_aliases,
 )
-from dynctl.inventory.problems import shown, suggest
+from dynctl.inventory.problems import NAME_HINT, shown, suggest
 from dynctl.inventory.schema import HostDefaultsPart, HostPart, SshPatternPart
 from dynctl.inventory.values import Loc, Values
-
-LOCAL = "local"
 
 Placed = tuple[Loc, HostEntry]
 """An entry and the path of the item it came from."""
@@ -59,7 +57,7 @@ def with_groups(
     for group, patterns in groups.items():
         if not is_name(group):
             values.report_key(
-                ("groups", group), f"{shown(group)} is no name for a group", _NAME_HINT
+                ("groups", group), f"{shown(group)} is no name for a group", NAME_HINT
             )
         if group in members:
             values.report_key(("groups", group), f"the group {group!r} has the name of a host")
@@ -86,9 +84,6 @@ def _resolve(pattern: str, names: list[str]) -> list[str]:
     if len(expanded) > 1 or expanded[0] != pattern:
         return [name for name in expanded if name in names]
     return matching(pattern, names) if is_pattern(pattern) else []
-
-
-_NAME_HINT = "names are letters, digits, '.', '_' and '-', and begin with a letter or digit"
 
 
 def _named(item: HostPart | SshPatternPart) -> str:
@@ -175,7 +170,7 @@ def _entry(
 
 def _check(entry: HostEntry, loc: Loc, values: Values) -> None:
     if not is_name(entry.name):
-        values.report((*loc, "name"), f"{shown(entry.name)} is no host name", _NAME_HINT)
+        values.report((*loc, "name"), f"{shown(entry.name)} is no host name", NAME_HINT)
     elif not is_address(entry.address):
         values.report((*loc, "address"), f"{shown(entry.address)} is no host name or IP address")
     if entry.data_address is not None and not is_address(entry.data_address):
@@ -194,7 +189,7 @@ def _check(entry: HostEntry, loc: Loc, values: Values) -> None:
         values.report((*loc, "root"), text)
     for group in entry.groups:
         if not is_name(group):
-            values.report((*loc, "groups"), f"{shown(group)} is no name for a group", _NAME_HINT)
+            values.report((*loc, "groups"), f"{shown(group)} is no name for a group", NAME_HINT)
 
 
 def _distinct(placed: Sequence[Placed], values: Values) -> list[Placed]:

@@ -8,6 +8,7 @@ from dynctl.core.text import clean
 from dynctl.errors import InventoryError
 
 _MAX_SHOWN = 50
+NAME_HINT = "names are letters, digits, '.', '_' and '-', and begin with a letter or digit"
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,6 +1,6 @@
 """The keys of inventory.yaml, their types, defaults and meanings; the JSON Schema for editors comes from here.
 
-Not here: positions, references between parts (`checks`), the nouns the rest of dynctl uses (`build`).
+Not here: positions (`values`), references between parts and the nouns the rest of dynctl uses (`build`).
 Pure.
 """
 
