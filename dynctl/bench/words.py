@@ -48,11 +48,6 @@ class TokenCount:
         """Tokens of the template, and of the word every text begins with, that all prompts of a shape share."""
         return self.overhead_tokens - self.tail_tokens + self.per_word_tokens
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether every word costs the same whole number of tokens, so that lengths can be met exactly."""
-        return self.per_word_tokens.is_integer()
-
 
 def fit(words: Sequence[str], short: tuple[int, int], long: tuple[int, int]) -> TokenCount:
     """Fit the count from two prompts, each (words, tokens); the longer has every word once more than the shorter."""

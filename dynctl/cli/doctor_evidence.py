@@ -32,6 +32,7 @@ from dynctl.deploy.reach import NoAgentError, reach_agents
 from dynctl.deploy.slices import is_reference
 from dynctl.discovery.audit import AuditWish, audit
 from dynctl.discovery.discover import discover
+from dynctl.discovery.survey import engine_pythons
 from dynctl.errors import DynctlError, InventoryError
 from dynctl.inventory.interpolate import replace_secrets
 from dynctl.planner.text import from_yaml
@@ -50,9 +51,7 @@ async def gather(inventory: Inventory, names: Sequence[str], fleet: Fleet) -> Ev
         InventoryError: when plan.yaml is there and cannot be read.
     """
     entries = [entry for entry in inventory.hosts if entry.name in names]
-    pythons = tuple(
-        dict.fromkeys(w.engine.python for w in inventory.deployments if w.engine.python)
-    )
+    pythons = engine_pythons(inventory)
     topology = await discover(entries, fleet, engine_pythons=pythons)
     topology = topology.with_links(read_book(inventory))
     reached = [host.name for host in topology.hosts]

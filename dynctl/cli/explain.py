@@ -3,13 +3,16 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, Output, OutputOption
 from dynctl.cli.output import emit, emit_json, table, wait_for
 from dynctl.core.text import clean
+
+if TYPE_CHECKING:
+    from dynctl.core.inventory import Inventory
 
 _LAST = "last"
 _HITS = "hits"
@@ -96,17 +99,16 @@ async def _ask_socket(path: str, targets: Sequence[str]) -> list[Any]:
     return found
 
 
-async def _ask_deployment(wanted: Any, targets: Sequence[str]) -> dict[str, list[Any]]:  # noqa: ANN401 - Inventory, imported lazily
+async def _ask_deployment(wanted: "Inventory", targets: Sequence[str]) -> dict[str, list[Any]]:
     """Ask every router of a cluster; what each answers, decoded, by its id."""
     from dynctl.deploy.reach import reach_agents
     from dynctl.errors import DynctlError, ExitCode
     from dynctl.remote.fleet import open_fleet
 
     found: dict[str, list[Any]] = {}
-    hosts = [entry.name for entry in wanted.hosts]
     async with (
         open_fleet(wanted.hosts, wanted.ssh) as fleet,
-        reach_agents(wanted, fleet, hosts) as clients,
+        reach_agents(wanted, fleet) as clients,
     ):
         for client in clients.values():
             if isinstance(client, DynctlError):
@@ -198,7 +200,8 @@ def _show(decision: dict[str, Any]) -> None:
     )
     emit(f"  prompt     {decision['prompt_tokens']} tokens{_guessed(decision)}")
     emit(f"  cached     {_tokens(decision['overlap_tokens'])} expected, {_realised(decision)}")
-    parts = " + ".join(f"{_part(name)} {_ms(v)}" for name, v in decision["predicted"].items())
+    terms = decision["predicted"].items()
+    parts = " + ".join(f"{name.removesuffix('_ms')} {_ms(value)}" for name, value in terms)
     emit(f"  TTFT       {_ms(sum(decision['predicted'].values()))} expected ({parts})")
     emit(
         f"             {_ms(decision['ttft_ms'])} measured, after waiting {_ms(decision['waited_ms'])}"
@@ -244,10 +247,6 @@ def _path(decision: dict[str, Any]) -> str:
         return str(decision["path"])
     both = f"copy {_ms(costs['copy_ms'])}, recompute {_ms(costs['recompute_ms'])}"
     return f"{decision['path']} ({both})"
-
-
-def _part(name: str) -> str:
-    return name.removesuffix("_ms")
 
 
 def _tokens(number: int) -> str:

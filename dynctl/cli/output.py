@@ -22,10 +22,9 @@ def say(text: str = "") -> None:
     sys.stderr.flush()
 
 
-def progress(where: str, step: str, text: str, *, started: float | None = None) -> None:
-    """One line per change of state: time, host, step, what happened, and how long it took."""
-    took = "" if started is None else f"  {time.monotonic() - started:.1f}s"
-    say(f"{time.strftime('%H:%M:%S')} {clean(where, 24):<12} {step:<16} {clean(text, 400)}{took}")
+def progress(where: str, step: str, text: str) -> None:
+    """One line per change of state: time, host, step and what happened."""
+    say(f"{time.strftime('%H:%M:%S')} {clean(where, 24):<12} {step:<16} {clean(text, 400)}")
 
 
 def emit_json(value: object) -> None:

@@ -149,7 +149,6 @@ def _last_line(noise: bytes) -> str:
 
 def draw(opinions: "Sequence[Opinion]") -> None:
     """Print both predictors' figures beside each other."""
-    rows = []
     for opinion in opinions:
         if opinion.error:
             emit(f"second opinion on {opinion.deployment}: none, {clean(opinion.error, 300)}")

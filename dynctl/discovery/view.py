@@ -10,7 +10,6 @@ from typing import Any
 
 from dynctl.core.hardware import Gpu, Host, Nic, Topology
 from dynctl.core.links import LinkMeasurement
-from dynctl.core.text import clean
 from dynctl.core.units import format_bytes
 from dynctl.discovery.linkage import as_nvlink
 from dynctl.planner.grouping import near_of, tp_groups
@@ -241,11 +240,3 @@ def memory_summary(host: Host) -> str:
     if not host.memory_bytes:
         return "–"
     return f"{host.num_cpus} CPU, {format_bytes(host.memory_bytes)}"
-
-
-def failure_lines(topology: Topology) -> list[str]:
-    """One line per host that failed, with the next step."""
-    return [
-        f"{clean(f.name, 60)}: {f.cause}" + (f" ({f.hint})" if f.hint else "")
-        for f in topology.failures
-    ]

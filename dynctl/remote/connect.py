@@ -26,8 +26,6 @@ from dynctl.remote.known_hosts import HostKey, KnownHosts, KnownKey, lookup_name
 from dynctl.remote.routes import MAX_HOPS, Hop, Route, resolve
 from dynctl.remote.trust import NewHostKey, UnknownKeyError
 
-__all__ = ["Connector", "Link", "NewHostKey"]
-
 KEEPALIVE_COUNT = 3
 MAX_STARTS_PER_JUMP = 8
 """Connections being opened through one jump host at a time; sshd drops logins past MaxStartups."""
