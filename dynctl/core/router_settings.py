@@ -48,6 +48,12 @@ class Settings:
     """Larger prompts are computed where they are generated; 0: no limit."""
     kv_bytes_per_token: int = 0
     """Of the model's KV; 0: not known, and no limit in bytes applies."""
+    host_load_gbytes_s: float = 20.0
+    """How fast an engine is assumed to load KV from its host's memory, …"""
+    storage_load_gbytes_s: float = 2.0
+    """… and from anywhere else, at `kv_bytes_per_token` or 100 KiB; …"""
+    load_setup_ms: float = 1.0
+    """… and what a load is assumed to cost before its first byte. All are learned per engine."""
     conditional_prefill: int = 1
     """With pools: 1 decides per request whether to prefill elsewhere and copy, or on the decode engine; 0 always copies."""
     decode_stall: float = 1.0

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from dynctl.router.choosing import Load, Need, Policy
+from dynctl.router.loading import Loadable
 from dynctl.router.transfer_cost import PathCosts
 
 
@@ -25,6 +26,7 @@ class Decision(msgspec.Struct, eq=False):
     loads: list[Load]
     """Per candidate, before this request was booked."""
     overlaps_tokens: list[int]
+    """Per candidate; what it would load counts as what that saves (`loading`)."""
     draw: float
     position: int
     asked: Policy
@@ -46,6 +48,8 @@ class Decision(msgspec.Struct, eq=False):
     """From sending to the first token."""
     waited_ms: float = 0.0
     """From arrival to sending: tokenising, waiting for room, an earlier leg."""
+    loadable: list[Loadable | None] | None = None
+    """What candidates have of the prompt in slower media; None: nothing."""
 
     @property
     def engine(self) -> str:
@@ -59,8 +63,31 @@ class Decision(msgspec.Struct, eq=False):
 
     @property
     def overlap_tokens(self) -> int:
-        """What the index expected cached there."""
-        return self.overlaps_tokens[self.position]
+        """What the index expected cached there, in whatever medium."""
+        return self.held_tokens(self.position)
+
+    @property
+    def device_tokens(self) -> int:
+        """What of that was expected on its device."""
+        found = self.to_load
+        return self.overlaps_tokens[self.position] if found is None else found.device_tokens
+
+    @property
+    def to_load(self) -> Loadable | None:
+        """What the engine taken is to load; None: nothing."""
+        return self.loadable[self.position] if self.loadable is not None else None
+
+    def held_tokens(self, position: int) -> int:
+        """What the index expected cached at a candidate, in whatever medium."""
+        found = self.loadable[position] if self.loadable is not None else None
+        return self.overlaps_tokens[position] if found is None else found.held_tokens
+
+    @property
+    def most_held_tokens(self) -> int:
+        """The most any candidate was expected to have."""
+        if self.loadable is None:
+            return max(self.overlaps_tokens)
+        return max(map(self.held_tokens, range(len(self.loads))))
 
     def recompute(self) -> int:
         """Make the same choice again from the same inputs."""
@@ -69,14 +96,25 @@ class Decision(msgspec.Struct, eq=False):
     def predicted_ms(self, position: int) -> dict[str, float]:
         """Parts of the time to first token expected at a candidate."""
         load, need = self.loads[position], self.need
-        uncached = max(need.prompt_tokens - self.overlaps_tokens[position], 1)
+        uncached = max(need.prompt_tokens - self.held_tokens(position), 1)
         if need.transfer_ms_per_token is not None:
             move_ms = need.transfer_setup_ms + uncached * need.transfer_ms_per_token
             return {"transfer_ms": move_ms}
-        return {
+        parts = {
             "queue_ms": max(load.free_at_s - need.now_s, 0.0) * 1e3,
             "prefill_ms": load.prefill_base_ms + uncached * load.prefill_ms_per_token,
         }
+        found = self.loadable[position] if self.loadable is not None else None
+        return parts if found is None else parts | {"load_ms": found.load_ms}
+
+    def _shown_overlap(self, position: int) -> dict[str, float]:
+        """What a candidate has of the prompt; apart from each other where some of it would be loaded."""
+        shown: dict[str, float] = {"overlap_tokens": self.held_tokens(position)}
+        if self.loadable is not None:
+            found = self.loadable[position]
+            shown["load_tokens"] = 0 if found is None else found.tokens
+            shown["load_ms"] = 0.0 if found is None else round(found.load_ms, 3)
+        return shown
 
     def to_json(self) -> dict[str, Any]:
         """The decision as a JSON object, candidates with their terms by name."""
@@ -88,9 +126,9 @@ class Decision(msgspec.Struct, eq=False):
                 {
                     "engine": load.engine,
                     "active_requests": load.active_requests,
-                    "overlap_tokens": self.overlaps_tokens[position],
-                    "predicted_ttft_ms": round(sum(self.predicted_ms(position).values()), 3),
                 }
+                | self._shown_overlap(position)
+                | {"predicted_ttft_ms": round(sum(self.predicted_ms(position).values()), 3)}
                 | {name: round(value, 3) for name, value in named.items()}
             )
         predicted = self.predicted_ms(self.position)
@@ -127,7 +165,7 @@ class Decision(msgspec.Struct, eq=False):
         position = others[self.asked.choose(self.need, loads, overlaps, self.draw)]
         return {
             "engine": self.loads[position].engine,
-            "overlap_tokens": self.overlaps_tokens[position],
+            "overlap_tokens": self.held_tokens(position),
             "predicted_ttft_ms": round(sum(self.predicted_ms(position).values()), 3),
         }
 

@@ -23,6 +23,7 @@ class Ledger:
         "_computed",
         "_decisions",
         "_first_s",
+        "_loaded",
         "_metrics",
         "_move",
         "_num_tokens",
@@ -46,6 +47,8 @@ class Ledger:
         self._first_s = 0.0
         self._computed: dict[Leg, int] = {}
         """Prompt tokens each leg's engine had to compute, as far as it said so."""
+        self._loaded: dict[Leg, tuple[int, int]] = {}
+        """Medium and tokens each leg's engine loaded, as far as that can be told."""
         self._prefill_ms: dict[Leg, float] = {}
         """How long each leg's prefill took, its turn in the engine's queue excluded."""
         self._outlook: Outlook | None = None
@@ -127,6 +130,8 @@ class Ledger:
             cached = usage.cached_tokens if usage is not None else None
             hit = decision.overlap_tokens if cached is None else cached
             self._computed[leg] = max(decision.prompt_tokens - hit, 1)
+            if (found := decision.to_load) is not None and hit > found.device_tokens:
+                self._loaded[leg] = (found.medium, hit - found.device_tokens)
             self._learn_prefill(leg)
         if usage is None:
             return
@@ -139,7 +144,14 @@ class Ledger:
         """Learn once both are known, whichever came first: how long a prefill took, and how much was to be computed."""
         if leg in self._computed and leg in self._prefill_ms:
             worker = self.bookings[leg].worker
-            worker.prefill_took(self._computed.pop(leg), self._prefill_ms.pop(leg))
+            computed, ms = self._computed.pop(leg), self._prefill_ms.pop(leg)
+            loaded = self._loaded.pop(leg, None)
+            if loaded is None:
+                worker.prefill_took(computed, ms)
+            elif loaded[
+                0
+            ]:  # from one medium: what computing the rest does not explain was the load
+                worker.load_took(*loaded, max(ms - worker.prefill.at(computed), 0.0))
 
     def faulted(self, leg: Leg, reason: str) -> None:
         """Note the end of an attempt."""
@@ -190,9 +202,9 @@ class Ledger:
         return not self._num_tokens if leg is Leg.MAIN else self.bookings[leg].has_prefill
 
     def expected_overlap(self, leg: Leg) -> int:
-        """Tokens the index expected on a leg's engine when it was chosen."""
+        """Tokens the index expected on the device of a leg's engine when it was chosen."""
         decision = self._decisions.get(leg)
-        return 0 if decision is None else decision.overlap_tokens
+        return 0 if decision is None else decision.device_tokens
 
     def drop_move(self) -> None:
         """Take the transfer out of the books: it will not happen."""

@@ -4,12 +4,13 @@ Not here: choosing (`placement`), the index itself (`prefix_index`). Pure.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dynctl.kv.hashing import PromptBlocks
 from dynctl.router.forks import Forks
 from dynctl.router.hits import Outlook
 from dynctl.router.hot import HotPrefixes
+from dynctl.router.loading import Held, Loadable, credit
 from dynctl.router.prefix_index import PrefixIndex, Tier
 from dynctl.router.prompt import Prompt
 from dynctl.router.worker_table import View
@@ -26,10 +27,24 @@ class Overlaps:
         self._forks = Forks()
         self.hot = HotPrefixes()
 
-    def of(self, prompt: Prompt, view: View, workers: Sequence[Worker], now_s: float) -> list[int]:
-        """Tokens expected cached on each of some engines of a view; 0 where nothing can be known."""
+    def of(
+        self,
+        prompt: Prompt,
+        view: View,
+        workers: Sequence[Worker],
+        now_s: float,
+        *,
+        may_load: bool = True,
+    ) -> Held:
+        """Tokens expected cached on each of some engines of a view; 0 where nothing can be known.
+
+        Without `may_load` only what is on devices counts.
+        """
         index = self._index
         overlaps = [0] * len(view.workers)
+        slower_bits = index.slower_bits
+        depths: dict[int, dict[int, int]] = {}
+        """Of what could be loaded: tokens by position and medium."""
         if prompt.is_known:
             for size in view.block_sizes(index):
                 blocks = prompt.blocks(size)
@@ -40,6 +55,10 @@ class Overlaps:
                     prompt.popularity = self._popularity(blocks, tiers, len(view.workers), now_s)
                 for depth, bits, _ in tiers:
                     tokens = depth * size
+                    if slower_bits and bits & slower_bits:
+                        if may_load:
+                            self._note_slower(view, bits, depth, size, depths)
+                        bits &= ~slower_bits  # noqa: PLW2901 - what is left is on devices
                     for position in view.positions_of(bits, size, index):
                         overlaps[position] = tokens
             if view.strangers:
@@ -48,9 +67,27 @@ class Overlaps:
                 position = view.positions.get(engine_id, -1)
                 if position >= 0:
                     overlaps[position] = int(overlaps[position] * trust)
+                    depths[position] = {
+                        medium: int(tokens * trust)
+                        for medium, tokens in depths.get(position, {}).items()
+                    }
+        loadable = _add_credits(view, depths, overlaps) if depths else None
         if workers is view.workers:
-            return overlaps
-        return [overlaps[view.positions[worker.id]] for worker in workers]
+            return Held(overlaps, loadable)
+        places = [view.positions[worker.id] for worker in workers]
+        return Held(
+            [overlaps[place] for place in places],
+            None if loadable is None else [loadable[place] for place in places],
+        )
+
+    def _note_slower(
+        self, view: View, bits: int, depth: int, size: int, depths: dict[int, dict[int, int]]
+    ) -> None:
+        """Note how deep a prompt is held in slower media."""
+        index = self._index
+        for medium, of_medium in index.slower.items():
+            for position in view.positions_of(bits & of_medium, size, index):
+                depths.setdefault(position, {})[medium] = depth * size
 
     def _add_strangers(self, prompt: Prompt, view: View, overlaps: list[int]) -> None:
         """Fill in the engines that count tokens otherwise: by how much of the text they were sent before."""
@@ -97,6 +134,25 @@ class Overlaps:
         if blocks is None:
             return None
         return Outlook(worker, blocks, prompt.num_cacheable(size), size, held, predicted)
+
+
+def _add_credits(
+    view: View, depths: Mapping[int, Mapping[int, int]], overlaps: list[int]
+) -> list[Loadable | None] | None:
+    """Count what could be loaded as what it saves; return it, None where there is nothing."""
+    found: list[Loadable | None] = [None] * len(overlaps)
+    for position, by_medium in depths.items():
+        worker = view.workers[position]
+        load = worker.cached_load or worker.load()
+        tokens, found[position] = credit(
+            overlaps[position],
+            by_medium,
+            worker.loads,
+            load.prefill_ms_per_token,
+            load.uncached_ms_per_token,
+        )
+        overlaps[position] += tokens
+    return found if any(found) else None
 
 
 def _names(prompt: Prompt, worker: Worker) -> PromptBlocks | None:

@@ -17,6 +17,7 @@ from dynctl.router.config import Settings
 from dynctl.router.decisions import Decision
 from dynctl.router.fallback import RoutingBreaker
 from dynctl.router.hits import Outlook
+from dynctl.router.loading import Held
 from dynctl.router.overlaps import Overlaps
 from dynctl.router.policies.least_loaded import POLICY as PLAIN
 from dynctl.router.prefix_index import PrefixIndex
@@ -98,7 +99,8 @@ class _Pick:
 
     @property
     def overlap(self) -> int:
-        return self.decision.overlap_tokens
+        """In time: what would be loaded counts as what that saves."""
+        return self.decision.overlaps_tokens[self.decision.position]
 
 
 class Placement:
@@ -163,13 +165,14 @@ class Placement:
         booking, decision = self._book(order, pick)
         move = self._book_move(order, pick.worker, main, now_s)
         outlook = self._outlook(order, pick)
-        return Placed(None, booking, pick.overlap, move, outlook, decisions=[decision])
+        held = decision.overlap_tokens
+        return Placed(None, booking, held, move, outlook, decisions=[decision])
 
     def prefill_locally(self, prompt: Prompt, main: Booking, now_s: float) -> int:
         """Enter the whole prefill in the decode engine's books; return the overlap expected there."""
         view = View([main.worker], self.workers.tally)
-        overlaps = self._try_overlaps(prompt, view, view.workers, now_s)
-        overlap = overlaps[0] if overlaps else 0
+        held = self._try_overlaps(prompt, view, view.workers, now_s, may_load=False)
+        overlap = held.tokens[0] if held else 0
         self._prefill_here(main, max(prompt.num_tokens - overlap, 1), now_s)
         return overlap
 
@@ -198,14 +201,15 @@ class Placement:
             booking, decision = self._book(order, main)
             self._prefill_here(booking, max(order.prompt.num_tokens - main.overlap, 1), now_s)
             outlook = self._outlook(order, main)
-            return Placed(booking, None, main.overlap, None, outlook, reason, [decision])
+            held = decision.overlap_tokens
+            return Placed(booking, None, held, None, outlook, reason, [decision])
         booking, decision = self._book(order, main)
         prefill_booking, prefill_decision = self._book(order, prefill)
         move = self._book_move(order, prefill.worker, main.worker, now_s, main.overlap)
         return Placed(
             booking,
             prefill_booking,
-            prefill.overlap,
+            prefill_decision.overlap_tokens,
             move,
             self._outlook(order, prefill),
             "",
@@ -294,7 +298,7 @@ class Placement:
         output = (
             1 if leg == "prefill" else table.lengths.expected(order.route_key, order.max_tokens)
         )
-        overlaps = self._try_overlaps(prompt, view, workers, now_s)
+        held = self._try_overlaps(prompt, view, workers, now_s, may_load=leg != "decode")
         need = Need(
             prompt.num_tokens,
             output,
@@ -312,7 +316,7 @@ class Placement:
         )
         self._num_decisions += 1
         loads = [worker.cached_load or worker.load() for worker in workers]
-        policy, overlaps, position, draw = self._choose(need, loads, overlaps)
+        policy, overlaps, position, draw = self._choose(need, loads, held)
         decision = Decision(
             order.request_id,
             leg,
@@ -326,37 +330,39 @@ class Placement:
             order.shown_id,
             order.route_key,
         )
+        if held is not None and overlaps is held.tokens:
+            decision.loadable = held.loadable
         return _Pick(view, workers, decision)
 
     def _try_overlaps(
-        self, prompt: Prompt, view: View, workers: Sequence[Worker], now_s: float
-    ) -> list[int] | None:
+        self, prompt: Prompt, view: View, workers: Sequence[Worker], now_s: float, *, may_load: bool
+    ) -> Held | None:
         """Ask the index; None where it failed, or routing did too often lately."""
         if self.breaker.is_open(now_s):
             return None
         try:
             if self.policy.uses_index:
-                return self.overlaps.of(prompt, view, workers, now_s)
-            return [0] * len(workers)
+                return self.overlaps.of(prompt, view, workers, now_s, may_load=may_load)
+            return Held([0] * len(workers))
         except Exception:  # whatever the index does wrong
             log.exception("the index failed; the least loaded engine is taken")
             self.breaker.record(now_s, is_failure=True)
             return None
 
     def _choose(
-        self, need: Need, loads: list[Load], overlaps: list[int] | None
+        self, need: Need, loads: list[Load], held: Held | None
     ) -> tuple[Policy, list[int], int, float]:
         """Ask the policy; where that fails the plain rule decides: requests never fail by routing."""
         policy, draw = self.policy, self._rng.random()
-        if overlaps is not None:
+        if held is not None:
             try:
-                position = policy.choose(need, loads, overlaps, draw)
+                position = policy.choose(need, loads, held.tokens, draw)
             except Exception:  # whatever a policy does wrong
                 log.exception("the policy failed; the least loaded engine is taken")
                 self.breaker.record(need.now_s, is_failure=True)
             else:
                 self.breaker.record(need.now_s, is_failure=False)
-                return policy, overlaps, position, draw
+                return policy, held.tokens, position, draw
         overlaps = [0] * len(loads)
         plain: Policy = PLAIN
         return plain, overlaps, plain.choose(need, loads, overlaps, draw), draw
@@ -367,7 +373,7 @@ class Placement:
         self.workers.num_sent += 1
         uncached = 0 if decision.leg == "decode" else max(need.prompt_tokens - pick.overlap, 1)
         if self.policy.uses_index:
-            self._expect(prompt, worker, pick.overlap, need.now_s)
+            self._expect(prompt, worker, decision.device_tokens, need.now_s)
         booking = worker.book(
             need.prompt_tokens, uncached, need.output_tokens, need.now_s, need.recent_unit
         )
@@ -400,5 +406,5 @@ class Placement:
         decision = pick.decision
         if not decision.asked.uses_index:
             return None
-        held = max(decision.overlaps_tokens)
-        return self.overlaps.outlook(order.prompt, pick.worker, held, pick.overlap)
+        held, own = decision.most_held_tokens, decision.overlap_tokens
+        return self.overlaps.outlook(order.prompt, pick.worker, held, own)

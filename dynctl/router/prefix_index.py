@@ -97,6 +97,8 @@ class PrefixIndex:
         self._live = 0
         self.slower: dict[int, int] = {}
         """Bits of the sources of each slower medium; only of media that engines have."""
+        self.slower_bits = 0
+        """All of them."""
         self._free: list[int] = []
         self._next_bit = 1
         self._masks: dict[int, int] = {}
@@ -127,6 +129,7 @@ class PrefixIndex:
             self._one_bit[engine_id] = bit
         else:
             self.slower[medium] = self.slower.get(medium, 0) | bit
+            self.slower_bits |= bit
         self._live |= bit
         self.layout += 1
 
@@ -148,6 +151,7 @@ class PrefixIndex:
         self._live &= ~slot.bit
         del self._engine_ids[slot.bit]
         if source.medium != DEVICE:
+            self.slower_bits &= ~slot.bit
             self.slower[source.medium] &= ~slot.bit
             if not self.slower[source.medium]:
                 del self.slower[source.medium]
@@ -300,7 +304,7 @@ class PrefixIndex:
     def match(self, blocks: PromptBlocks, num_blocks: int | None = None) -> dict[str, int]:
         """Return each device's longest unbroken prefix in blocks, the best of its ranks; engines with none are left out."""
         depths: dict[str, int] = {}
-        slower = sum(self.slower.values())
+        slower = self.slower_bits
         for depth, bits, _ in self.tiers(
             blocks, blocks.num_blocks if num_blocks is None else num_blocks
         ):

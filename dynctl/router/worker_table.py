@@ -198,7 +198,7 @@ class WorkerTable:
         fresh = Worker(info, self._settings, self.tally)
         if known is not None:
             # The machine is the same: what its work costs is the best guess for the new start too.
-            fresh.prefill, fresh.pace = known.prefill, known.pace
+            fresh.prefill, fresh.loads, fresh.pace = known.prefill, known.loads, known.pace
             if known not in self.tally.unseen:
                 self.tally.unseen.discard(fresh)
             self.tally.unseen.discard(known)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.router.choosing import ROOM_PRICE, WATERMARK, Load
 from dynctl.router.config import Settings
+from dynctl.router.loading import assumed_loads
 from dynctl.router.rates import Line, Mean, Pressure
 
 _BREAKER_FAILURES = 5
@@ -38,6 +39,7 @@ class Tally:
         "least_ms_per_token",
         "least_prefill_ms",
         "limited_until_s",
+        "loads",
         "num_full",
         "prefill",
         "pressure",
@@ -49,6 +51,8 @@ class Tally:
         rate = 1000.0 / settings.prefill_tokens_s
         self.prefill = Line(settings.prefill_base_ms, rate, 2048.0, weight=0.5)
         """Milliseconds a prefill takes by tokens to prefill."""
+        self.loads = assumed_loads(settings)
+        """Milliseconds it takes to load tokens from a slower medium, by medium."""
         self.pressure = Pressure(settings.itl_ms, settings.itl_slope_ms)
         self.least_prefill_ms, self.least_ms_per_token = self.prefill.base, per_token(self.prefill)
         """No engine's prefill is cheaper; made tight by `tighten`, kept true by whoever learns."""
@@ -97,6 +101,7 @@ class Worker:
         "is_told",
         "joined",
         "last_token_s",
+        "loads",
         "num_sent",
         "open_until_s",
         "pace",
@@ -146,6 +151,8 @@ class Worker:
         self.transfer_identity = ""
         """The engine id in its first transfer parameters; fixed for the incarnation."""
         self.prefill = self._tally.prefill
+        self.loads = dict(self._tally.loads)
+        """Milliseconds it takes to load tokens from a slower medium, by medium."""
         self.pace = Mean(1.0)
         """Its gaps between tokens against what is usual on all engines."""
         self.cached_load: Load | None = None
@@ -200,6 +207,14 @@ class Worker:
         tally.bound(tally.prefill)
         for other in tally.unseen:
             other.cached_load = None
+
+    def load_took(self, medium: int, tokens: int, ms: float) -> None:
+        """Learn what it takes to load so many tokens here."""
+        usual = self._tally.loads[medium]
+        if self.loads[medium] is usual:
+            self.loads[medium] = usual.anchored()
+        self.loads[medium].learn(tokens, ms)
+        usual.learn(tokens, ms)
 
     def gaps_took(self, ms: float) -> None:
         """Learn from the gap between two tokens beside the sequences that run now."""

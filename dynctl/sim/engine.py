@@ -20,6 +20,7 @@ from dynctl.kv.publisher import EventPublisher
 from dynctl.sim.cache import PagedCache
 from dynctl.sim.chain import Chain
 from dynctl.sim.faults import Fault, FaultKind, Faults
+from dynctl.sim.host_cache import HostCache
 from dynctl.sim.metrics import EngineMetrics
 from dynctl.sim.options import SimOptions, split_address
 from dynctl.sim.scheduler import Output, Scheduler, Step, StepCosts
@@ -75,10 +76,12 @@ class SimEngine:
                 options.prefill_base_ms,
                 options.decode_ms,
                 options.decode_us_per_seq,
+                options.kv_bytes_per_token / options.host_mbytes_s,
             ),
             options.max_num_seqs,
             options.max_num_batched_tokens,
             has_connector=has_connector,
+            host=_host_cache(options),
         )
         self.leases = Leases(self.engine_id, options.block_size, options.kv_bytes_per_token)
         self._side_channel = SideChannel(self.leases, self._lease_ended)
@@ -184,7 +187,10 @@ class SimEngine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached blocks if none is in use; the event goes out with the next step, as with vLLM."""
-        return self.scheduler.cache.clear()
+        has_cleared = self.scheduler.cache.clear()
+        if has_cleared and self.scheduler.host is not None:
+            self.scheduler.host.clear()
+        return has_cleared
 
     def apply_faults(self) -> None:
         """Take a change of the faults: those about no request strike now, a hang that was lifted ends."""
@@ -373,3 +379,10 @@ class SimEngine:
                 listener = self._listeners.get(sequence)
                 if listener is not None:
                     listener.on_cut()
+
+
+def _host_cache(options: SimOptions) -> HostCache | None:
+    if not options.host_blocks:
+        return None
+    is_self_describing = options.self_describing_kv_events > 0
+    return HostCache(options.host_blocks, options.block_size, is_self_describing=is_self_describing)

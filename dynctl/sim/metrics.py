@@ -188,7 +188,8 @@ class EngineMetrics:
             return
         sequence = output.sequence
         self._histograms["time_to_first_token_seconds"].observe(now_s - sequence.times.arrival_s)
-        num_local, num_external = sequence.num_cached_tokens, sequence.num_external_tokens
+        num_local = sequence.num_cached_tokens - sequence.num_loaded_tokens
+        num_external = sequence.num_external_tokens + sequence.num_loaded_tokens
         self.num_prompt_tokens += sequence.num_prompt
         self.prompt_tokens_by_source["local_cache_hit"] += num_local
         self.prompt_tokens_by_source["external_kv_transfer"] += num_external
@@ -268,7 +269,8 @@ class EngineMetrics:
         yield self._counter("prompt_tokens_by_source", self.prompt_tokens_by_source, "source")
         tiers = dict.fromkeys(_TIERS, 0) | {
             "device": counts.num_prefix_hits,
-            "p2p": counts.num_external_hits,
+            "host": counts.num_host_hits,
+            "p2p": counts.num_external_hits - counts.num_host_hits,
         }
         yield self._counter("prompt_tokens_cached_by_source", tiers, "source")
         yield self._counter("request_success", self.finished, "finished_reason")

@@ -23,6 +23,9 @@ HELP = {
     "block_size": "Tokens per KV block.",
     "prefix_caching": "0: blocks are never found again, as with vLLM's --no-enable-prefix-caching.",
     "num_blocks": f"KV blocks, of which one is never used; 0: {DEFAULT_BLOCKS}, or more where the longest request needs them.",
+    "host_blocks": "KV blocks kept in the host's memory beside the device's, as with vLLM's offloading connector; 0: none.",
+    "host_mbytes_s": "Megabytes a second of a load from there.",
+    "self_describing_kv_events": "1: events of those blocks say what is in them, as with the connector's option of this name.",
     "max_model_len": "Longest prompt and answer together, in tokens.",
     "max_num_seqs": "Requests that run at once.",
     "max_num_batched_tokens": "Tokens computed in one step.",
@@ -62,6 +65,9 @@ class SimOptions:
     block_size: int = 16
     prefix_caching: int = 1
     num_blocks: int = 0
+    host_blocks: int = 0
+    host_mbytes_s: float = 20_000.0
+    self_describing_kv_events: int = 0
     max_model_len: int = 8192
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
@@ -126,6 +132,7 @@ class SimOptions:
             ),
             0: (
                 "num_blocks",
+                "host_blocks",
                 "prefix_caching",
                 "eos_every",
                 "prefill_us_per_token",
@@ -140,8 +147,9 @@ class SimOptions:
             for name in names:
                 if not getattr(self, name) >= least:
                     raise UsageError(f"--{name.replace('_', '-')} must be at least {least}")
-        if not self.kv_transfer_mbytes_s > 0:
-            raise UsageError("--kv-transfer-mbytes-s must be above 0")
+        for name in ("kv_transfer_mbytes_s", "host_mbytes_s"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"--{name.replace('_', '-')} must be above 0")
 
 
 def split_address(flag: str, value: str) -> tuple[str, int]:

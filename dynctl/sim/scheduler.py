@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from dynctl.core.kv import KvEvent
 from dynctl.sim.cache import PagedCache
 from dynctl.sim.chain import Chain
+from dynctl.sim.host_cache import HostCache
 from dynctl.sim.sequence import Phase, SimSequence, Wish
 
 
@@ -25,10 +26,15 @@ class StepCosts:
     decode_ms: float = 10.0
     """Once for every step that decodes."""
     decode_us_per_seq: float = 50.0
+    load_us_per_token: float = 0.0
+    """Of tokens whose KV comes from the host's memory. An engine computes others meanwhile; here all wait."""
 
-    def duration_s(self, num_prefill_tokens: int, num_starts: int, num_decodes: int) -> float:
+    def duration_s(
+        self, num_prefill_tokens: int, num_starts: int, num_decodes: int, num_loaded_tokens: int = 0
+    ) -> float:
         """Add up a step's time."""
         time_us = self.prefill_us_per_token * num_prefill_tokens
+        time_us += self.load_us_per_token * num_loaded_tokens
         if num_starts:
             time_us += self.prefill_base_ms * 1e3
         if num_decodes:
@@ -68,6 +74,8 @@ class Counts:
     num_prefix_hits: int = 0
     num_external_queries: int = 0
     num_external_hits: int = 0
+    num_host_hits: int = 0
+    """Of those, from the host's memory."""
     num_preemptions: int = 0
     """Requests."""
 
@@ -79,6 +87,7 @@ class _Plan:
     num_prefill_tokens: int = 0
     num_starts: int = 0
     num_decodes: int = 0
+    num_loaded_tokens: int = 0
     has_preempted: bool = False
 
 
@@ -94,8 +103,11 @@ class Scheduler:
         max_num_batched_tokens: int = 2048,
         *,
         has_connector: bool = False,
+        host: HostCache | None = None,
     ) -> None:
+        """`host` is a second cache beside the device's."""
         self.cache = cache
+        self.host = host
         self.counts = Counts()
         self.waiting: deque[SimSequence] = deque()
         self.fetching: list[SimSequence] = []
@@ -131,7 +143,7 @@ class Scheduler:
         if not plan.items:
             return None
         duration_s = self._costs.duration_s(
-            plan.num_prefill_tokens, plan.num_starts, plan.num_decodes
+            plan.num_prefill_tokens, plan.num_starts, plan.num_decodes, plan.num_loaded_tokens
         )
         return Step(tuple(plan.items), duration_s, plan.num_prefill_tokens > 0)
 
@@ -181,8 +193,9 @@ class Scheduler:
         self.cache.release(block_ids)
 
     def take_events(self) -> tuple[KvEvent, ...]:
-        """Return the cache's events since the last call."""
-        return self.cache.take_events()
+        """Return the caches' events since the last call, the device's first."""
+        events = self.cache.take_events()
+        return events if self.host is None else events + self.host.take_events()
 
     def _advance(self, plan: _Plan, sequence: SimSequence) -> None:
         num_tokens = min(sequence.num_missing, plan.budget)
@@ -217,7 +230,7 @@ class Scheduler:
         """Let waiting requests in while there are seats, budget and blocks; the first that does not fit blocks."""
         while len(self.running) < self._max_num_seqs and plan.budget > 0:
             queue = self.ready or self.waiting
-            if not queue or (queue is self.waiting and not self._allocate(queue[0])):
+            if not queue or (queue is self.waiting and not self._allocate(plan, queue[0])):
                 return
             sequence = queue.popleft()
             if sequence.times.scheduled_s is None:
@@ -234,29 +247,44 @@ class Scheduler:
             self.running.append(sequence)
             self._advance(plan, sequence)
 
-    def _allocate(self, sequence: SimSequence) -> bool:
+    def _allocate(self, plan: _Plan, sequence: SimSequence) -> bool:
         """Take the blocks for all tokens known, the cached prefix first; at least one token is always computed."""
         size, num_tokens = self.cache.block_size, len(sequence.tokens)
-        found = self.cache.find(sequence.hashes((num_tokens - 1) // size, size))
+        names = sequence.hashes((num_tokens - 1) // size, size)
+        found = self.cache.find(names)
         num_new = -(-num_tokens // size) - len(found)
         if not self.cache.can_take(found, num_new):
             return False
         states = [self.cache.state_of(block_id) for block_id in found]
-        sequence.begin(self.cache.take(found, num_new), states, size)
+        loaded = [] if self.host is None else self.host.find(names[len(found) :])
+        sequence.begin(self.cache.take(found, num_new), states + loaded, size)
+        sequence.num_loaded_tokens = len(loaded) * size
+        plan.num_loaded_tokens += len(loaded) * size
+        if self.host is not None:
+            self.host.touch(names)
+            self._commit(sequence, len(found))
         return True
 
     def _count_admission(self, sequence: SimSequence) -> None:
+        counts, loaded = self.counts, sequence.num_loaded_tokens
         sequence.num_cached_tokens = sequence.num_computed
-        self.counts.num_prefix_queries += sequence.num_prompt
-        self.counts.num_prefix_hits += sequence.num_cached_tokens
-        if self._has_connector:
-            self.counts.num_external_queries += sequence.num_prompt - sequence.num_cached_tokens
+        num_local = sequence.num_cached_tokens - loaded
+        counts.num_prefix_queries += sequence.num_prompt
+        counts.num_prefix_hits += num_local
+        counts.num_external_hits += loaded
+        counts.num_host_hits += loaded
+        if self._has_connector or self.host is not None:
+            counts.num_external_queries += sequence.num_prompt - num_local
 
     def _commit(self, sequence: SimSequence, first: int) -> None:
         full = sequence.full_blocks(first, self.cache.block_size)
         if full:
             names = sequence.hashes(first, self.cache.block_size)
-            self.cache.commit(full, names[-1] if names else None, sequence.lora_name)
+            parent = names[-1] if names else None
+            self.cache.commit(full, parent, sequence.lora_name)
+            if self.host is not None:
+                self.host.store(full, parent, sequence.lora_name)
+                self.host.touch([*names, *[block.hash for block in full]])
 
     def _say(self, sequence: SimSequence, now_s: float) -> Output:
         token = sequence.say()

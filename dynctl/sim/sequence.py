@@ -61,6 +61,7 @@ class SimSequence:
         "num_cached_tokens",
         "num_computed",
         "num_external_tokens",
+        "num_loaded_tokens",
         "num_preemptions",
         "phase",
         "tail_state",
@@ -80,7 +81,9 @@ class SimSequence:
         """The chain before the last prompt token: where a decode engine goes on."""
         self.num_computed = 0
         self.num_cached_tokens = 0
-        """Prompt tokens found in this engine's cache when first admitted."""
+        """Prompt tokens found in this engine's caches when first admitted."""
+        self.num_loaded_tokens = 0
+        """Of those, from its host's memory."""
         self.num_external_tokens = 0
         """Prompt tokens that came from a prefill engine."""
         self.num_preemptions = 0

@@ -41,6 +41,8 @@ def test_every_option_has_a_flag_and_a_help_line():
         ["--uds", "/x", "--decode-ms", "-1"],
         ["--uds", "/x", "--max-num-seqs", "0"],
         ["--uds", "/x", "--kv-transfer-mbytes-s", "0"],
+        ["--uds", "/x", "--host-mbytes-s", "0"],
+        ["--uds", "/x", "--host-blocks", "-1"],
         ["--uds", "/x", "--fault", "explode"],
     ],
     ids=" ".join,

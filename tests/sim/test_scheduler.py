@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynctl.core.kv import BlockStored
+from dynctl.core.kv import BlockRemoved, BlockStored
 from dynctl.kv.hashing import BlockHasher, namespace
 from dynctl.kv.tracker import BlockTracker
 from dynctl.sim.cache import PagedCache
 from dynctl.sim.chain import Chain
+from dynctl.sim.host_cache import HostCache
 from dynctl.sim.scheduler import Scheduler, StepCosts
 from dynctl.sim.sequence import Phase, Wish
 
@@ -316,3 +317,71 @@ def test_any_mixture_of_requests_follows_the_chain_and_leaks_nothing(
         assert said == expected[: len(said)]
         assert len(said) == max_tokens or sequence.finish_reason == "abort"
     assert run.cache.usage_ratio == 0
+
+
+def host_run(num_host_blocks, **options):
+    host = HostCache(num_host_blocks, 4, is_self_describing=options.pop("describes", False))
+    costs = StepCosts(
+        100, prefill_base_ms=0, decode_ms=0, decode_us_per_seq=0, load_us_per_token=10
+    )
+    return Run(num_blocks=12, costs=costs, host=host, **options)
+
+
+def ask(run, name, prompt):
+    sequence, started_s = run.add(name, prompt, 1), run.now_s
+    run.until_idle()
+    assert run.said[name] == CHAIN.continuation(prompt, 1)
+    return sequence, run.now_s - started_s
+
+
+def test_what_the_device_evicts_is_loaded_from_the_host_in_a_fraction_of_the_time():
+    run = host_run(num_host_blocks=100)
+    _, computed_s = ask(run, "first", range(33))
+    ask(run, "other", range(100, 143))  # the whole device
+    again, loaded_s = ask(run, "again", range(33))
+
+    assert (again.num_cached_tokens, again.num_loaded_tokens) == (32, 32)
+    assert computed_s == pytest.approx(33 * 100e-6)
+    assert loaded_s == pytest.approx(32 * 10e-6)
+    counts = run.scheduler.counts
+    assert (counts.num_host_hits, counts.num_external_hits, counts.num_prefix_hits) == (32, 32, 0)
+
+
+def test_the_host_forgets_the_ends_of_prompts_first_and_says_so():
+    run = host_run(num_host_blocks=10)
+    ask(run, "first", range(33))
+    of_host = [event for event in run.events if event.medium == "CPU"]
+    names = [handle for event in of_host for handle in event.block_hashes]
+    run.events.clear()
+    ask(run, "other", range(100, 117))
+    gone = [e.block_hashes for e in run.events if isinstance(e, BlockRemoved) and e.medium == "CPU"]
+
+    assert len(names) == 8
+    assert gone == [(names[7], names[6])]
+    assert len(run.scheduler.host) == 10
+
+
+@pytest.mark.parametrize("describes", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tracker_knows_what_the_host_has_whatever_is_evicted(seed, describes):
+    rng = random.Random(seed)
+    run = host_run(num_host_blocks=30, describes=describes)
+    hasher = BlockHasher(b"s", 4)
+    tracker, told = BlockTracker(hasher), set()
+    shared = [rng.randrange(50) for _ in range(12)]
+    for number in range(40):
+        prompt = shared[: 4 * rng.randrange(4)] + [
+            rng.randrange(50) for _ in range(rng.randrange(1, 25))
+        ]
+        sequence, _ = ask(run, str(number), prompt)
+        tracker.apply(run.events, 0)
+        for delta in tracker.take_slower():
+            told = (told - set(delta.removed)) | set(delta.stored)
+        run.events.clear()
+        blocks = hasher.prompt(prompt)
+        in_host = len(run.scheduler.host.find(sequence.hashes(len(prompt) // 4, 4)))
+        known = 0
+        while known < blocks.num_blocks and blocks.hash_at(known + 1) in told:
+            known += 1
+        assert known == in_host
+    assert tracker._slower[1].num_unnamed == 0

@@ -1,0 +1,88 @@
+"""What blocks in a slower medium are worth: a load takes time, and saves that of computing them.
+
+An engine loads what its device lacks and computes the rest. The time of a load is learned per engine and medium (`rates`);
+its credit is the prefill it saves, never less than none, in tokens of the engine's device: so policies need not know
+of media. Not here: which blocks are where (`prefix_index`). Pure.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from dynctl.core.kv import HOST, SLOWER_MEDIA, STORAGE
+from dynctl.core.router_settings import Settings
+from dynctl.router.rates import Line
+
+_SCALE_TOKENS = 4096.0
+_LEAST_GBYTES_S = 0.001
+_USUAL_BYTES = 100 * 1024
+"""Of a token's KV, where the model's is not known."""
+
+
+class Loadable(NamedTuple):
+    """What one engine has of a prompt beside its device."""
+
+    device_tokens: int
+    """On the device, from the prompt's beginning."""
+    tokens: int
+    """Behind those, to be loaded."""
+    load_ms: float
+    """What that costs at most: the load, or computing them."""
+    medium: int
+    """Where they are; 0: in several media."""
+
+    @property
+    def held_tokens(self) -> int:
+        """All that need not be computed."""
+        return self.device_tokens + self.tokens
+
+
+class Held(NamedTuple):
+    """What engines have of a prompt, by their positions."""
+
+    tokens: list[int]
+    """On the device; what would be loaded counts as many tokens as its load saves the time of."""
+    loadable: list[Loadable | None] | None = None
+    """None for an engine that would load nothing; None at all where that goes for all."""
+
+
+def assumed_loads(settings: Settings) -> dict[int, Line]:
+    """Milliseconds a load takes by its tokens, until learned; by medium."""
+    num_bytes = settings.kv_bytes_per_token or _USUAL_BYTES
+    rates = {HOST: settings.host_load_gbytes_s, STORAGE: settings.storage_load_gbytes_s}
+    return {
+        medium: Line(
+            *(settings.load_setup_ms, num_bytes / max(rate, _LEAST_GBYTES_S) / 1e6, _SCALE_TOKENS),
+            weight=0.05,
+            outlier=math.inf,
+        )
+        for medium, rate in rates.items()
+    }
+
+
+def credit(
+    device_tokens: int,
+    depths_tokens: Mapping[int, int],
+    loads: Mapping[int, Line],
+    ms_per_token: float,
+    uncached_ms_per_token: float,
+) -> tuple[int, Loadable | None]:
+    """Say what blocks beside the device save, in its tokens, and what would be loaded; `depths_tokens` is by medium.
+
+    The fastest medium that has a block gives it. A token costs `ms_per_token` to compute and `uncached_ms_per_token`
+    with the room it takes, which a loaded one takes too.
+    """
+    reached, load_ms, media = device_tokens, 0.0, []
+    for medium in SLOWER_MEDIA:
+        tokens = depths_tokens.get(medium, 0) - reached
+        if tokens > 0:
+            load_ms += min(loads[medium].at(tokens), tokens * ms_per_token)
+            reached += tokens
+            media.append(medium)
+    tokens = reached - device_tokens
+    if not tokens:
+        return 0, None
+    saved_ms = tokens * ms_per_token - load_ms
+    medium = media[0] if len(media) == 1 else 0
+    found = Loadable(device_tokens, tokens, load_ms, medium)
+    return int(saved_ms / uncached_ms_per_token), found
