@@ -102,7 +102,7 @@ def parse_jump(text: str) -> Hop | None:
 
 
 def _check(hop: Hop) -> None:
-    """Refuse names that another program could take for an option or a command (S6)."""
+    """Refuse names that another program could take for an option or a command."""
     if not _ADDRESS.match(hop.address):
         raise ConnectError(f"{clean(repr(hop.address))} is no host name or address")
     if hop.user is not None and not _USER.match(hop.user):

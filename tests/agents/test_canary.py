@@ -1,4 +1,4 @@
-"""Engines that answer `/health` and compute nothing, with short limits; U16 and U17 of the fault table."""
+"""Engines that answer `/health` and compute nothing, with short limits."""
 
 import asyncio
 import contextlib
