@@ -2,9 +2,9 @@
 
 A set is found by multiplying factors: the base, then the engine's, the engine's on this generation of GPU, what the model
 adds there if it was among the fitted points, what its format of weights adds, and what `dynctl calibrate` found on this
-very GPU. Constants come from one data file beside this module.
+very GPU. Constants come from one data file beside this module, and from what that command kept.
 Not here: what the constants mean for time (`roofline`), fitting (`fitting`).
-Pure: its data file is part of the code.
+IO: reads `.dynctl/calibration.json` below the working directory, once.
 """
 
 import itertools
