@@ -128,7 +128,7 @@ def tuned(pricer: Pricer, model: Model, option: Option) -> tuple[Option, float]:
     Without a goal for ITL the default stays as long as no other bound saves an engine.
     """
     best, top = option, pricer.max_rate_rps(pricer.alone(option, 1))
-    for tokens in batched_choices(pricer.wish, option.kind.memory_bytes):
+    for tokens in batched_choices(pricer.wish, option.kind):
         least = _worth(pricer.wish, top)
         if tokens == option.max_num_batched_tokens or math.isinf(least):
             continue

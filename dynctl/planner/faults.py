@@ -305,12 +305,13 @@ def sheet_of(
         return cpu_room(wish, model, hosts) if hosts else None
     if need is not Need.GPUS:
         return None
-    sizes = [gpu.memory_bytes for group in groups_of(ground, pool) for gpu in group.gpus]
-    if not sizes:
+    kinds = [kind_of(gpu) for group in groups_of(ground, pool) for gpu in group.gpus]
+    if not kinds:
         return None
+    smallest = min(kinds, key=lambda kind: (kind.memory_bytes, kind.name))
     batched = pool.max_num_batched_tokens
     tokens = None if batched is None else int(batched.value)
-    return sheet(model, pool.parallelism, room_of(wish, min(sizes), tokens))
+    return sheet(model, pool.parallelism, room_of(wish, smallest, tokens))
 
 
 def groups_of(ground: Ground, pool: Pool) -> list[Group]:

@@ -11,13 +11,15 @@ from dynctl.core.plan import ENGINE_DEFAULT, MemorySheet, Role, Sourced
 from dynctl.core.units import GIB
 from dynctl.planner.calibration import shipped
 from dynctl.planner.memory import BLOCK_TOKENS, MAX_BATCHED_TOKENS, MAX_NUM_SEQS, Room
+from dynctl.planner.placement import GpuKind
 from dynctl.sim.options import SimOptions
 
 BATCHED_TOKENS = (MAX_BATCHED_TOKENS, 4096, 2048, 1024, 512, 256)
 """What a step's tokens may be bounded to: every halving halves how long a prompt holds up the tokens of others."""
 _SMALL_BATCHED_TOKENS = 2048
+_HUGE_BATCHED_TOKENS = 16384
 _LARGE_GPU_BYTES = 70 * GIB
-"""From here on vLLM bounds a step to 8192 tokens when it is told nothing, below to 2048."""
+_HUGE_GPU_BYTES = 160 * GIB
 _SIM = SimOptions()
 _FLAGS = {
     "max_model_len_tokens": "max-model-len",
@@ -82,12 +84,18 @@ def max_model_len(
     return Sourced(max(1, room), "modelled: 90 % of what the KV cache holds")
 
 
-def default_batched_tokens(memory_bytes: int) -> int:
-    """Tokens vLLM bounds a step to on a GPU of this size."""
-    return MAX_BATCHED_TOKENS if memory_bytes >= _LARGE_GPU_BYTES else _SMALL_BATCHED_TOKENS
+def default_batched_tokens(memory_bytes: int, gpu_name: str) -> int:
+    """Tokens vLLM's server bounds a step to on such a GPU when it is told nothing.
+
+    Source: vLLM 0.32, `EngineArgs.get_batch_defaults`; large steps cost an A100 throughput (vllm-project/vllm#17885).
+    """
+    if memory_bytes >= _HUGE_GPU_BYTES:
+        return _HUGE_BATCHED_TOKENS
+    is_large = memory_bytes >= _LARGE_GPU_BYTES and "a100" not in gpu_name.lower()
+    return MAX_BATCHED_TOKENS if is_large else _SMALL_BATCHED_TOKENS
 
 
-def batched_choices(wish: DeploymentWish, memory_bytes: int) -> tuple[int, ...]:
+def batched_choices(wish: DeploymentWish, kind: GpuKind) -> tuple[int, ...]:
     """What a step's tokens may be bounded to, the default first, then smaller and larger ones.
 
     Never fewer than the requests of a step: engines refuse that.
@@ -95,18 +103,19 @@ def batched_choices(wish: DeploymentWish, memory_bytes: int) -> tuple[int, ...]:
     found = declared(wish, "max_num_batched_tokens")
     if found is not None:
         return (int(found.value),)
-    first, least = default_batched_tokens(memory_bytes), int(max_num_seqs(wish).value)
-    smaller = [tokens for tokens in BATCHED_TOKENS if tokens <= first]
+    first = default_batched_tokens(kind.memory_bytes, kind.name)
+    least = int(max_num_seqs(wish).value)
+    smaller = [tokens for tokens in BATCHED_TOKENS if tokens < first]
     larger = [tokens for tokens in reversed(BATCHED_TOKENS) if tokens > first]
-    return tuple(t for t in (*smaller, *larger) if t >= least) or (least,)
+    return tuple(t for t in (first, *smaller, *larger) if t >= least) or (least,)
 
 
-def batched_tokens(wish: DeploymentWish, memory_bytes: int, tokens: int, role: Role) -> Sourced:
+def batched_tokens(wish: DeploymentWish, kind: GpuKind, tokens: int, role: Role) -> Sourced:
     """Say why a step is bounded to so many tokens."""
     found = declared(wish, "max_num_batched_tokens")
     if found is not None:
         return found
-    if tokens == default_batched_tokens(memory_bytes):
+    if tokens == default_batched_tokens(kind.memory_bytes, kind.name):
         return Sourced(tokens, "default: vLLM's own on such GPUs")
     goal_ms = wish.slo.itl_ms
     if goal_ms is not None and role is Role.DECODE:
@@ -116,9 +125,10 @@ def batched_tokens(wish: DeploymentWish, memory_bytes: int, tokens: int, role: R
     return Sourced(tokens, "modelled: what the memory allows and the rate needs")
 
 
-def room_of(wish: DeploymentWish, memory_bytes: int, batched: int | None = None) -> Room:
+def room_of(wish: DeploymentWish, kind: GpuKind, batched: int | None = None) -> Room:
     """The memory an engine of this deployment may use per GPU; `batched` tokens a step, None: the default."""
-    tokens = batched_choices(wish, memory_bytes)[0] if batched is None else batched
+    tokens = batched_choices(wish, kind)[0] if batched is None else batched
+    memory_bytes = kind.memory_bytes
     return Room(
         memory_bytes,
         memory_share(wish).value,

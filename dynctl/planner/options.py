@@ -64,7 +64,7 @@ class Option:
         """`tp4 on NVIDIA H100 (NV18)`."""
         link = f" ({self.link})" if self.size > 1 and self.link else ""
         tokens = self.max_num_batched_tokens
-        is_usual = tokens == default_batched_tokens(self.kind.memory_bytes)
+        is_usual = tokens == default_batched_tokens(self.kind.memory_bytes, self.kind.name)
         pieces = "" if is_usual else f", {tokens} tokens a step"
         return f"{parallelism_text(self.parallelism)} on {self.kind.name}{link}{pieces}"
 
@@ -268,8 +268,8 @@ def fitting_batch(
     wish: DeploymentWish, model: Model, kind: GpuKind, parallelism: Parallelism
 ) -> tuple[int, MemorySheet] | None:
     """The first choice of a step's tokens whose activations leave room for a request, with its memory; None: none does."""
-    for tokens in batched_choices(wish, kind.memory_bytes):
-        found = sheet(model, parallelism, room_of(wish, kind.memory_bytes, tokens))
+    for tokens in batched_choices(wish, kind):
+        found = sheet(model, parallelism, room_of(wish, kind, tokens))
         if found.kv_capacity_tokens >= needed_tokens(wish):
             return tokens, found
     return None
@@ -277,7 +277,7 @@ def fitting_batch(
 
 def with_batch(wish: DeploymentWish, model: Model, option: Option, tokens: int) -> Option | None:
     """The option with another bound on a step's tokens; None when a request would not fit beside its activations."""
-    room = room_of(wish, option.kind.memory_bytes, tokens)
+    room = room_of(wish, option.kind, tokens)
     found = sheet(model, option.parallelism, room)
     if found.kv_capacity_tokens < needed_tokens(wish):
         return None
@@ -291,8 +291,8 @@ def option_of(
     kind = min((kind_of(g.gpus[0]) for g in groups), key=lambda k: (k.memory_bytes, k.name))
     link = min((worst_tp_link(g, parallelism.tp) for g in groups), key=link_rank)
     tokens, memory = fitting_batch(wish, model, kind, parallelism) or (
-        batched_choices(wish, kind.memory_bytes)[0],
-        sheet(model, parallelism, room_of(wish, kind.memory_bytes)),
+        batched_choices(wish, kind)[0],
+        sheet(model, parallelism, room_of(wish, kind)),
     )
     pace = pace_at(model, kind, parallelism, link)
     return Option(kind, parallelism, link, tuple(groups), memory, pace, tokens)
@@ -303,7 +303,7 @@ def for_decoding(wish: DeploymentWish, model: Model, option: Option) -> Option:
     if wish.slo.itl_ms is None or option.pace is None:
         return option
     context = wish.workload.isl_tokens + wish.workload.osl_tokens / 2
-    choices = sorted(batched_choices(wish, option.kind.memory_bytes), reverse=True)
+    choices = sorted(batched_choices(wish, option.kind), reverse=True)
     for tokens in choices:
         step_s = option.pace.mixed_s(1, context, min(tokens, wish.workload.isl_tokens), 0)
         if step_s * 1e3 <= wish.slo.itl_ms and tokens <= option.max_num_batched_tokens:
@@ -313,7 +313,7 @@ def for_decoding(wish: DeploymentWish, model: Model, option: Option) -> Option:
 
 def misfit(wish: DeploymentWish, model: Model, kind: GpuKind, parallelism: Parallelism) -> Misfit:
     """Say what one GPU would need and what it has."""
-    found = sheet(model, parallelism, room_of(wish, kind.memory_bytes))
+    found = sheet(model, parallelism, room_of(wish, kind))
     needs = needed_bytes(found, model, parallelism, needed_tokens(wish))
     missing = needs - found.total_bytes
     text = (
@@ -343,7 +343,9 @@ def refuse_fit(
             tp
             for tp in TP_SIZES
             if legal_tp(model, tp)
-            and sheet(model, Parallelism(tp=tp), room_of(wish, 80 * GIB)).kv_capacity_tokens
+            and sheet(
+                model, Parallelism(tp=tp), room_of(wish, GpuKind("", 80 * GIB))
+            ).kv_capacity_tokens
             >= needed_tokens(wish)
         ),
         None,

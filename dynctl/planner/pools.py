@@ -352,8 +352,7 @@ def _add_pool(
     if option is not None and draft.model is not None:
         if role is Role.DECODE:
             option = for_decoding(draft.wish, draft.model, option)
-        tokens, memory_bytes = option.max_num_batched_tokens, option.kind.memory_bytes
-        batched = batched_tokens(draft.wish, memory_bytes, tokens, role)
+        batched = batched_tokens(draft.wish, option.kind, option.max_num_batched_tokens, role)
         pool = replace(pool, memory=option.memory, max_num_batched_tokens=batched)
     draft.pools.append(pool)
     if len({kind_of(g.gpus[0]) for g in groups}) > 1:

@@ -65,11 +65,11 @@ class Query:
     @property
     def batched_tokens(self) -> int:
         """Tokens of one step."""
-        return default_batched_tokens(self.spec.usable_bytes)
+        return default_batched_tokens(self.spec.usable_bytes, self.spec.name)
 
     @property
     def _is_large(self) -> bool:
-        return self.batched_tokens >= MAX_BATCHED_TOKENS and self.spec.generation != "ampere"
+        return self.batched_tokens >= MAX_BATCHED_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

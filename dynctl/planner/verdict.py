@@ -67,7 +67,7 @@ def why_chosen(wish: DeploymentWish, model: Model, trail: Trail, fabric: Fabric)
 def _about_pieces(wish: DeploymentWish, chosen: Choice, model: Model) -> list[str]:
     """What bounding a step's tokens otherwise than by default brings."""
     option, slo = chosen.parts[0].option, wish.slo
-    usual = default_batched_tokens(option.kind.memory_bytes)
+    usual = default_batched_tokens(option.kind.memory_bytes, option.kind.name)
     other = with_batch(wish, model, option, usual)
     if option.max_num_batched_tokens == usual or other is None or option.pace is None:
         return []

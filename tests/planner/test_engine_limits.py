@@ -12,6 +12,7 @@ from dynctl.errors import InventoryError, PlanError
 from dynctl.planner.check import check_plan
 from dynctl.planner.digest import digest_of
 from dynctl.planner.estimate import DeclaredPace, Layout, Side, max_rate_rps, serve
+from dynctl.planner.limits import default_batched_tokens
 from dynctl.planner.memory import Room, sheet
 from dynctl.planner.search import make_plan
 from dynctl.planner.text import from_yaml, to_yaml
@@ -67,6 +68,22 @@ def test_a_tight_goal_for_itl_is_held_by_smaller_pieces_instead_of_being_refused
     assert batched.source == "modelled: bears most within slo.itl_ms 50"
     (reason,) = [r for r in plan.deployments[0].reasons if r.startswith("prompts in pieces")]
     assert "with 1024 tokens a step (max-num-batched-tokens)" in reason
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "tokens"),
+    [
+        ("NVIDIA L40S", 45, 2048),
+        ("NVIDIA A100-SXM4-80GB", 80, 2048),
+        ("NVIDIA A100 80GB PCIe", 80, 2048),
+        ("NVIDIA H100 80GB HBM3", 80, 8192),
+        ("NVIDIA H200", 140, 8192),
+        ("NVIDIA B200", 179, 16384),
+    ],
+)
+def test_the_default_of_a_step_is_what_vllm_takes_on_such_a_gpu(name, gib, tokens):
+    """Source: vLLM 0.32, `EngineArgs.get_batch_defaults`, OpenAI server."""
+    assert default_batched_tokens(gib * GIB, name) == tokens
 
 
 def test_without_a_goal_for_itl_the_default_stays(build):
