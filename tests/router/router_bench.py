@@ -22,11 +22,11 @@ class Client:
         fields = [(b"content-type", b"application/json")]
         fields = [f for f in fields if f[0].decode() not in {k.replace("_", "-") for k in headers}]
         fields += [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
-        return await self.upstream.fetch("POST", path, fields, content, timeout_s=20)
+        return await self.upstream.fetch("POST", path, fields, content, timeout_s=60)
 
     async def get(self, path, **headers):
         fields = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
-        return await self.upstream.fetch("GET", path, fields, timeout_s=20)
+        return await self.upstream.fetch("GET", path, fields, timeout_s=60)
 
     async def complete(self, **body):
         return await self.post("/v1/completions", {"model": MODEL, "prompt": "hello", **body})
@@ -60,7 +60,7 @@ class Bench:
             assert worker.pending_prefill_tokens == 0, worker.id
 
 
-async def until(condition, timeout_s=10.0):
+async def until(condition, timeout_s=60.0):
     """Wait until a condition holds; a hang fails the test."""
     async with asyncio.timeout(timeout_s):
         while not condition():

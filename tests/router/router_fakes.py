@@ -25,6 +25,9 @@ class FakeEngine:
         self.headers = []
         self.num_gone = 0
         self.num_running = 0
+        self.go = asyncio.Event()
+        """While it is clear, answers wait before their next token."""
+        self.go.set()
         self.cached_tokens = 0
         self.block_size = 16
         self.transfer = {}
@@ -91,6 +94,7 @@ class FakeEngine:
             elif body.get("stream"):
                 await self._stream(exchange, body, is_chat, fault, int(number or 0))
             else:
+                await self.go.wait()
                 await asyncio.sleep(self.gap_s)
                 exchange.respond(200, json.dumps(self._whole(is_chat)).encode())
         finally:
@@ -179,6 +183,7 @@ class FakeEngine:
                 send(b"data: [DONE]\n\n")
                 exchange.finish()
                 return
+            await self.go.wait()
             finish = "length" if i == self.tokens - 1 else None
             send(self.chunk(is_chat, f" {self.name}{i}", finish, **extra))
             await asyncio.sleep(self.gap_s)

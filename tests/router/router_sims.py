@@ -93,6 +93,17 @@ async def routed_sims(
                 await sim.stop()
 
 
+async def told(bench):
+    """Wait until the router has heard of all that its engines have cached and told."""
+    speaking = [sim for sim in bench.engines if sim.target.kv_events and not sim.own_text]
+    await until(
+        lambda: all(
+            bench.desk.index.num_blocks(sim.name) == sim.engine.scheduler.cache.num_cached
+            for sim in speaking
+        )
+    )
+
+
 def prompt_of(rng, words, num_tokens):
     return [rng.choice(words) for _ in range(num_tokens)]
 

@@ -277,10 +277,12 @@ def test_a_drain_lets_streams_end_and_takes_nothing_new(run):
         async with routed(engine) as bench:
             stream = asyncio.create_task(bench.client.complete(stream=True))
             await until(lambda: bench.desk.metrics.ttft.count == 1)
+            engine.go.clear()
             drain = asyncio.create_task(bench.router.drain())
             await asyncio.sleep(0)
             refused = await bench.client.complete()
             health = await bench.client.get("/health")
+            engine.go.set()
             answer = await stream
             await drain
 
@@ -311,7 +313,7 @@ def test_parsing_a_megabyte_is_bounded():
     body = json.dumps({"model": "m", "prompt": 'say "x" \\ ' * 100_000}).encode()
     started = time.process_time()
     parse_request("/v1/completions", body, Settings())
-    assert time.process_time() - started < 0.5
+    assert time.process_time() - started < 10.0  # what grows faster than its length takes minutes
 
     with pytest.raises(RefusedError):
         parse_request("/v1/completions", b'{"a":' * 100_000, Settings())

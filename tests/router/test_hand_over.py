@@ -5,12 +5,12 @@ import json
 import re
 import signal
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
-from router_bench import Client, events
+from router_bench import Client, events, until
 from router_fakes import FakeEngine
 
-from dynctl.http1.upstream import Address, Upstream
+from dynctl.http1.upstream import Address, Upstream, UpstreamError
 
 
 @asynccontextmanager
@@ -40,10 +40,12 @@ async def port_of(process):
 
 async def healthy(folder, name):
     admin = Upstream(Address(path=str(folder / f"{name}.admin")))
-    while not (folder / f"{name}.admin").exists():
+    status = 0
+    while status != 200:
         await asyncio.sleep(0.02)
-    while (await admin.fetch("GET", "/health")).status != 200:
-        await asyncio.sleep(0.02)
+        # The file is there a moment before its server.
+        with suppress(UpstreamError):
+            status = (await admin.fetch("GET", "/health")).status
     await admin.close()
 
 
@@ -66,6 +68,7 @@ def test_streams_and_requests_pass_through_a_hand_over_unharmed(run, short_dir):
             await healthy(short_dir, "old")
             clients = [Client(port) for _ in range(3)]
             stream = asyncio.create_task(clients[0].complete(stream=True))
+            await until(lambda: engine.num_running == 1)
             statuses = []
             is_over = asyncio.Event()
 
@@ -108,6 +111,7 @@ def test_stream_that_outlasts_the_drain_ends_in_an_error_event(run, short_dir):
             await healthy(short_dir, "old")
             client = Client(port)
             stream = asyncio.create_task(client.complete(stream=True))
+            await until(lambda: engine.num_running == 1)
             take = ("--take-over", str(short_dir / "old.hand"))
             async with router_process(short_dir, "new", *take):
                 await healthy(short_dir, "new")

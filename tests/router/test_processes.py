@@ -142,6 +142,7 @@ def test_a_router_process_serves_from_its_file_tells_its_health_and_drains(run, 
             while (await admin.fetch("GET", "/health")).status != 200:
                 await asyncio.sleep(0.02)
             client = Client(port)
+            engine.go.clear()
             stream = asyncio.create_task(client.complete(stream=True))
             while b"inflight 1" not in (await admin.fetch("GET", "/metrics")).body:
                 await asyncio.sleep(0.01)
@@ -149,6 +150,7 @@ def test_a_router_process_serves_from_its_file_tells_its_health_and_drains(run, 
             assert decisions[0]["engine"] == "e0"
             assert (await admin.fetch("GET", "/decisions?limit=0")).status == 400
             process.send_signal(signal.SIGTERM)
+            engine.go.set()
             answer = await stream
 
             assert events(answer.body)[-1] == b"[DONE]"

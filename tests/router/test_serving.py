@@ -165,10 +165,17 @@ def test_a_client_that_leaves_is_cancelled_upstream_in_every_phase(run):
 
 def test_requests_wait_for_room_and_leave_the_queue_when_time_is_over(run):
     async def main():
-        engine = FakeEngine(tokens=3, gap_s=0.3)
-        settings = {"default_slots": 1, "queue_timeout_s": 0.4}
+        engine = FakeEngine()
+        settings = {"default_slots": 1, "queue_timeout_s": 2.0}
         async with routed(engine, settings=settings) as bench:
-            answers = await asyncio.gather(*[bench.client.complete() for _ in range(4)])
+            engine.go.clear()
+            calls = [asyncio.create_task(bench.client.complete()) for _ in range(4)]
+            await until(lambda: engine.num_running == 1 and len(bench.desk.line) == 3)
+            engine.go.set()
+            engine.go.clear()  # for one answer
+            await until(lambda: sum(call.done() for call in calls) == 3)
+            engine.go.set()
+            answers = await asyncio.gather(*calls)
 
             codes = sorted(answer.status for answer in answers)
             assert codes == [200, 200, 503, 503]
@@ -182,16 +189,18 @@ def test_requests_wait_for_room_and_leave_the_queue_when_time_is_over(run):
 
 def test_a_client_that_leaves_the_queue_is_out_at_once(run):
     async def main():
-        engine = FakeEngine(tokens=3, gap_s=0.5)
+        engine = FakeEngine()
         async with routed(engine, settings={"default_slots": 1}) as bench:
+            engine.go.clear()
             first = asyncio.create_task(bench.client.complete())
             await until(lambda: engine.num_running == 1)
             second = asyncio.create_task(bench.client.complete())
             await until(lambda: len(bench.desk.line) == 1)
             second.cancel()
             await asyncio.wait([second])
-            await until(lambda: not len(bench.desk.line), 0.4)
+            await until(lambda: not len(bench.desk.line))
 
+            engine.go.set()
             assert (await first).status == 200
             assert len(engine.requests) == 1
             assert bench.desk.metrics.client_gone.value("queued") == 1
@@ -202,9 +211,13 @@ def test_a_client_that_leaves_the_queue_is_out_at_once(run):
 
 def test_a_full_queue_refuses_at_once(run):
     async def main():
-        engine = FakeEngine(gap_s=0.2)
+        engine = FakeEngine()
         async with routed(engine, settings={"default_slots": 1, "queue_limit": 1}) as bench:
-            answers = await asyncio.gather(*[bench.client.complete() for _ in range(5)])
+            engine.go.clear()
+            calls = [asyncio.create_task(bench.client.complete()) for _ in range(5)]
+            await until(lambda: sum(call.done() for call in calls) == 3)
+            engine.go.set()
+            answers = await asyncio.gather(*calls)
 
             assert sorted(a.status for a in answers) == [200, 200, 503, 503, 503]
 
@@ -238,7 +251,7 @@ def test_an_engine_that_hangs_is_given_up_at_the_deadline(run):
             answer = await bench.client.complete(stream=True)
             assert answer.status == 504
             bench.assert_books_balance()
-        async with routed(mute, settings=settings) as bench:
+        async with routed(mute, settings=settings | {"first_token_timeout_s": 60}) as bench:
             answer = await bench.client.complete(stream=True)
             assert b"[DONE]" not in answer.body
             assert json.loads(events(answer.body)[-1])["error"]["code"] == "stream_broken"

@@ -137,12 +137,14 @@ def test_short_requests_wait_when_there_is_no_room(run):
 )
 def test_what_asks_for_more_goes_the_full_way(run, policy, body, headers):
     async def main():
-        engine = FakeEngine(gap_s=0.05)
+        engine = FakeEngine()
+        engine.go.clear()
         async with routed(engine, policy=policy) as bench:
             full = {"model": "tiny", "prompt": "hello", **body}
             task = asyncio.create_task(bench.client.post("/v1/completions", full, **headers))
             await until(lambda: bench.desk.flights)
             assert short_ones(bench) == 0
+            engine.go.set()
             assert (await task).status == 200
 
     run(main)
@@ -150,11 +152,13 @@ def test_what_asks_for_more_goes_the_full_way(run, policy, body, headers):
 
 def test_with_pools_a_short_request_goes_the_full_way(run):
     async def main():
-        engines = [FakeEngine("p", role="prefill"), FakeEngine("d", role="decode", gap_s=0.05)]
+        engines = [FakeEngine("p", role="prefill"), FakeEngine("d", role="decode")]
+        engines[1].go.clear()
         async with routed(*engines) as bench:
             task = asyncio.create_task(bench.client.complete())
             await until(lambda: bench.desk.flights)
             assert short_ones(bench) == 0
+            engines[1].go.set()
             assert (await task).status in {200, 502}
             bench.assert_books_balance()
 
@@ -163,10 +167,16 @@ def test_with_pools_a_short_request_goes_the_full_way(run):
 
 def test_load_decides_and_the_decision_can_be_made_again(run):
     async def main():
-        engines = [FakeEngine(f"e{i}", gap_s=0.05) for i in range(8)]
+        engines = [FakeEngine(f"e{i}") for i in range(8)]
         async with routed(*engines) as bench:
             for _ in range(10):
-                answers = await asyncio.gather(*(bench.client.complete() for _ in range(40)))
+                for engine in engines:
+                    engine.go.clear()
+                calls = [asyncio.create_task(bench.client.complete()) for _ in range(40)]
+                await until(lambda: sum(engine.num_running for engine in engines) == 40)
+                for engine in engines:
+                    engine.go.set()
+                answers = await asyncio.gather(*calls)
                 assert all(answer.status == 200 for answer in answers)
             taken = [len(engine.requests) for engine in engines]
             assert sum(taken) == 400

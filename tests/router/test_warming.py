@@ -1,6 +1,5 @@
 """An engine that joins computes the hot prefixes first, and only those, before clients ask for them."""
 
-import asyncio
 import random
 
 from router_bench import until
@@ -24,7 +23,12 @@ def test_an_engine_that_joins_computes_hot_prefixes_and_then_serves_them_from_it
             for system, times in ((hot, 6), (rare, 3)):
                 for _ in range(times):
                     await generate(bench, system + prompt_of(rng, words, 40), 4)
-                    await asyncio.sleep(0.02)
+                    await until(
+                        lambda: (
+                            bench.desk.index.num_blocks("e0")
+                            == sims[0].engine.scheduler.cache.num_cached
+                        )
+                    )
 
             await sims[1].start(bench.text)
             metrics = bench.desk.metrics

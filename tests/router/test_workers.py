@@ -317,9 +317,11 @@ def test_processes_share_a_port_replace_each_other_and_drain_together(run, short
                 while not await serves(fresh):
                     await asyncio.sleep(0.1)
 
+            engine.go.clear()
             streams = [asyncio.create_task(Client(port).complete(stream=True)) for _ in range(8)]
             await until(lambda: engine.num_running == 8)
             process.send_signal(signal.SIGTERM)
+            engine.go.set()
             answers = await asyncio.gather(*streams)
             assert all(answer.body.endswith(b"data: [DONE]\n\n") for answer in answers)
             assert await asyncio.wait_for(process.wait(), 60) == 0
