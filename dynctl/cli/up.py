@@ -98,8 +98,8 @@ async def _up(
             await up.change(comparison)
         for name, host_name in routed_by_text(wanted, plan):
             say(
-                f"note: {name} is routed by text, not by KV blocks: nobody says which tokenizer its servers use; "
-                f"name a directory on {host_name} that holds their tokenizer.json: deployments[].tokenizer"
+                f"note: {name} is routed by blocks of text, not of tokens: its servers do not say which tokenizer they use; "
+                f"deployments[].tokenizer names a directory on {host_name} that holds it"
             )
         for goal in comparison.work.goals.hosts.values():
             for address in listens_openly(goal.slice):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from dynctl.core.hardware import Host
 from dynctl.core.inventory import HostEntry, Inventory
+from dynctl.remote.port import expand
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +14,12 @@ class Place:
 
     host_name: str
     root: str
+    home: str = ""
+    """The user's home directory there."""
+
+    def path(self, wished: str) -> str:
+        """A path of the inventory on this host: `~/` is the home directory."""
+        return expand(self.home, wished)
 
     def bundle_path(self, digest: str) -> str:
         """Where a bundle is unpacked; this directory goes onto PYTHONPATH."""
@@ -30,11 +37,11 @@ class Place:
 def place_of(entry: HostEntry, inventory: Inventory, home: str) -> Place:
     """Tell where dynctl keeps its files on a host: `root` if given, else a directory per cluster."""
     if entry.root is not None:
-        root = entry.root.replace("~", home, 1) if entry.root.startswith("~/") else entry.root
-        return Place(entry.name, f"{root.rstrip('/')}/{inventory.cluster}")
+        root = expand(home, entry.root)
+        return Place(entry.name, f"{root.rstrip('/')}/{inventory.cluster}", home)
     if entry.is_local:
-        return Place(entry.name, str(state_dir(inventory) / "hosts" / entry.name))
-    return Place(entry.name, f"{home.rstrip('/')}/.dynctl/{inventory.cluster}")
+        return Place(entry.name, str(state_dir(inventory) / "hosts" / entry.name), home)
+    return Place(entry.name, f"{home.rstrip('/')}/.dynctl/{inventory.cluster}", home)
 
 
 def state_dir(inventory: Inventory) -> Path:

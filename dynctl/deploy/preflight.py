@@ -45,7 +45,7 @@ async def preflight(
             "root": seat.place.root,
             "needed_bytes": 0 if goal.bundle in state.bundles else ROOM_BYTES,
             "ports": _ports(goal.slice, fresh),
-            "paths": _paths(goal.slice, fresh),
+            "paths": _paths(goal.slice, fresh, seat.place.root),
         }
         found = await call(remote, seat.python, "preflight", wish, PROGRAM_TIMEOUT_S)
         return [Problem(entry.name, clean(p["text"], 300), clean(p["hint"], 300)) for p in found]
@@ -74,8 +74,13 @@ def _ports(slice_: HostSlice, fresh: set[str]) -> list[tuple[str, int]]:
     return [(host, port) for host, port in ports if port != 0]
 
 
-def _paths(slice_: HostSlice, fresh: set[str]) -> list[tuple[str, str]]:
+def _paths(slice_: HostSlice, fresh: set[str], root: str) -> list[tuple[str, str]]:
     paths: set[tuple[str, str]] = set()
+    for router in slice_.routers:
+        tokenizer = router.config.get("tokenizer")
+        # What lies under our own root is put there before the router starts.
+        if router.id in fresh and tokenizer and not tokenizer.startswith(f"{root}/"):
+            paths.add((f"{tokenizer}/tokenizer.json", "the router's"))
     for engine in slice_.engines:
         if engine.id not in fresh:
             continue

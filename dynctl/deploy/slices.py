@@ -46,7 +46,7 @@ def make_slices(plan: Plan, inventory: Inventory, ground: Ground) -> dict[str, H
     engines: dict[str, list[EngineWish]] = {name: [] for name in hosts}
     for planned, pool, replica in plan.replicas():
         engines[replica.host_name].append(
-            _engine(plan, planned, pool, replica, wishes[planned.name])
+            _engine(plan, planned, pool, replica, wishes[planned.name], ground.places)
         )
     routers: dict[str, list[RouterUnit]] = {name: [] for name in hosts}
     for planned in plan.deployments:
@@ -86,9 +86,14 @@ def tls_names(slice_: HostSlice) -> list[str]:
 
 
 def _engine(
-    plan: Plan, planned: PlannedDeployment, pool: Pool, replica: Replica, wish: DeploymentWish
+    plan: Plan,
+    planned: PlannedDeployment,
+    pool: Pool,
+    replica: Replica,
+    wish: DeploymentWish,
+    places: Mapping[str, Place],
 ) -> EngineWish:
-    spec = wish.engine
+    spec, place = wish.engine, places[replica.host_name]
     urls = dict(zip((r.id for r in _replicas(planned)), spec.urls, strict=False))
     host = next(h for h in plan.hosts if h.name == replica.host_name)
     return EngineWish(
@@ -96,9 +101,9 @@ def _engine(
         deployment=planned.name,
         role=replica.role.value,
         kind=planned.engine_kind,
-        model=planned.model,
+        model=place.path(planned.model),
         served_name=served_name(wish),
-        python=spec.python,
+        python=None if spec.python is None else place.path(spec.python),
         device=spec.device,
         gpus=replica.gpus,
         tp=pool.parallelism.tp,
@@ -117,7 +122,7 @@ def _engine(
         kv_transfer=replica.role is not Role.AGGREGATED,
         allow_old_version=spec.allow_old_version,
         url=urls.get(replica.id, ""),
-        tokenizer=wish.tokenizer,
+        tokenizer=None if wish.tokenizer is None else place.path(wish.tokenizer),
         revision=wish.revision,
         block_hash_seed=block_hash_seed(plan.cluster, planned.name),
     )
@@ -182,12 +187,14 @@ def _tokenizer(planned: PlannedDeployment, wish: DeploymentWish, ground: Ground)
     host_name = planned.router.host_name
     place = ground.places[host_name]
     if wish.tokenizer is not None:
-        return wish.tokenizer
+        return place.path(wish.tokenizer)
     if wish.engine.kind == "sim":
         return f"{place.bundle_path(ground.bundles[host_name])}/dynctl/sim/model"
     if wish.engine.kind == "external":
         return None
-    return place.tokenizer(planned.name) if tokenizer_source(planned, wish) else planned.model
+    if tokenizer_source(planned, wish):
+        return place.tokenizer(planned.name)
+    return place.path(planned.model)
 
 
 def _relay(plan: Plan, host: PlannedHost) -> RelayWish:

@@ -209,6 +209,11 @@ def _check_vllm(wish: DeploymentWish, loc: Loc, values: Values) -> None:
             "vllm needs python: the interpreter of its environment on the hosts",
             "engine: {kind: vllm, python: /opt/vllm/bin/python}",
         )
+    elif not wish.engine.python.startswith(("/", "~/")):
+        values.report(
+            (*loc, "engine", "python"),
+            f"python {shown(wish.engine.python)} must be a path on the hosts, absolute or from ~/",
+        )
 
 
 def _check_pools(wish: DeploymentWish, loc: Loc, values: Values) -> None:

@@ -312,7 +312,10 @@ class DeploymentPart(_Part):
     revision: Text | None = None
     """Revision of the weights; another one never shares KV blocks with this one."""
     tokenizer: Text | None = None
-    """Directory with tokenizer.json and the chat template on the router's host. Without it: the model's."""
+    """Directory with tokenizer.json and the chat template on the router's host.
+
+    Without it: the model's; external servers do not hand theirs out, and are then routed by blocks of text.
+    """
     engine: Annotated[
         Annotated[Text, Tag(TEXT_TAG)] | Annotated[EnginePart, Tag(ENGINE_TAG)],
         Discriminator(_engine_kind),

@@ -97,6 +97,24 @@ def test_engines_are_started_with_the_plans_limits_but_not_with_their_own_defaul
     assert engines["chat-decode-1"].block_size_tokens is None
 
 
+def test_paths_from_the_home_directory_are_those_of_each_host(plan, inventory, ground):
+    spec = EngineSpec("vllm", python="~/vllm/bin/python")
+    wish = replace(inventory.deployments[0], model="~/models/m", engine=spec)
+    chat = replace(plan.deployments[0], model="~/models/m", engine_kind="vllm")
+    places = {name: replace(place, home=f"/home/{name}") for name, place in ground.places.items()}
+    slices = make_slices(
+        replace(plan, deployments=(chat,)),
+        replace(inventory, deployments=(wish,)),
+        replace(ground, places=places),
+    )
+
+    assert {(e.model, e.python) for e in slices["a"].engines} == {
+        ("/home/a/models/m", "/home/a/vllm/bin/python")
+    }
+    assert slices["b"].engines[0].model == "/home/b/models/m"
+    assert slices["a"].routers[0].config["tokenizer"] == "/home/a/models/m"
+
+
 def test_adopted_servers_without_a_tokenizer_are_named(plan, inventory):
     (wish,) = inventory.deployments
     external = replace(wish, engine=EngineSpec(kind="external", urls=("http://x:1",)))

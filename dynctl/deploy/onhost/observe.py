@@ -27,7 +27,7 @@ def main() -> None:
         "bundles": sorted(p.name for p in bundles.iterdir() if not p.name.startswith("."))
         if bundles.is_dir()
         else [],
-        "files": {name: digest(root / name) for name in wish["files"]},
+        "files": {name: digest(root / Path(name).expanduser()) for name in wish["files"]},
         "launch": json.loads(launch.read_text()) if launch.exists() else {},
     }
     print(json.dumps(facts))

@@ -76,14 +76,14 @@ def check_port(address: str, port: int, root: Path) -> dict[str, str] | None:
                 return {
                     "code": "port-in-use",
                     "text": text,
-                    "hint": "stop that process, or choose other ports with ports.base",
+                    "hint": "stop that process, or choose another port: ports.base, or the router's listen",
                 }
             if error.errno == errno.EADDRNOTAVAIL:
                 text = f"address {address} is not one of this host's"
                 return {
                     "code": "address-unknown",
                     "text": text,
-                    "hint": "set data_address for this host to one of its own addresses",
+                    "hint": "write one of its own addresses: data_address of the host, or the router's listen",
                 }
             return {
                 "code": "port-refused",

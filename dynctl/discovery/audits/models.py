@@ -9,8 +9,10 @@ from dynctl.discovery.probe import Probe, fail, text_of
 _SCRIPT = r"""
 printf '%s\n' "$DYNCTL_MODELS" | while IFS= read -r path; do
   [ -n "$path" ] || continue
-  if [ -d "$path" ]; then printf '== yes %s\n' "$path"; else printf '== no %s\n' "$path"; continue; fi
-  cd "$path" || continue
+  place=$path
+  case $path in '~/'*) place=$HOME/${path#??} ;; esac
+  if [ -d "$place" ]; then printf '== yes %s\n' "$path"; else printf '== no %s\n' "$path"; continue; fi
+  cd "$place" || continue
   find -L . -maxdepth 1 -type f 2>/dev/null | head -n 2000 | while IFS= read -r name; do
     stat -L -c "size %s %n" "$name"
   done
