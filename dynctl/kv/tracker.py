@@ -100,6 +100,11 @@ class BlockTracker:
         """The media beside the device that the engine has told of."""
         return tuple(self._slower)
 
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether nothing is held anywhere."""
+        return not (self._runs or any(map(len, self._slower.values())))
+
     def apply(self, events: Iterable[KvEvent], now_s: float) -> Delta:
         """Take one batch's events, in order; `now_s` is a monotonic clock's."""
         self.note(events, now_s)
@@ -376,13 +381,11 @@ class BlockTracker:
         return orphans
 
     def _remove_from_orphans(self, handle: int) -> bool:
-        found = False
-        for orphans in self._orphans.values():
-            for orphan in orphans:
-                if handle in orphan.event.block_hashes:
-                    orphan.removed.add(handle)
-                    found = True
-        return found
+        waiting = [orphan for orphans in self._orphans.values() for orphan in orphans]
+        named = [orphan for orphan in waiting if handle in orphan.event.block_hashes]
+        for orphan in named:
+            orphan.removed.add(handle)
+        return bool(named)
 
     def _drop_old_orphans(self, now_s: float) -> None:
         # Parents are in order of their first orphan, so the oldest are in front.

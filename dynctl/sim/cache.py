@@ -139,14 +139,15 @@ class PagedCache:
             run.append(block)
         self._note_stored(run, run_parent, lora_name)
 
-    def clear(self) -> bool:
-        """Forget all contents if no block is in use; tells whether it did."""
+    def clear(self, *, is_told: bool = True) -> bool:
+        """Forget all contents if no block is in use, with or without an event; tells whether it did."""
         if len(self._free) != self.num_blocks - 1:
             return False
         for block_id in self._by_hash.values():
             self._blocks[block_id].hash = None
         self._by_hash.clear()
-        self._events.append(AllBlocksCleared())
+        if is_told:
+            self._events.append(AllBlocksCleared())
         return True
 
     def take_events(self) -> tuple[KvEvent, ...]:

@@ -81,7 +81,7 @@ class SimEngine:
             options.max_num_seqs,
             options.max_num_batched_tokens,
             has_connector=has_connector,
-            host=_host_cache(options),
+            host=HostCache.of(options),
         )
         self.leases = Leases(self.engine_id, options.block_size, options.kv_bytes_per_token)
         self._side_channel = SideChannel(self.leases, self._lease_ended)
@@ -91,6 +91,8 @@ class SimEngine:
         self._step_timer: asyncio.TimerHandle | None = None
         self._lease_timer: asyncio.TimerHandle | None = None
         self._is_hung = False
+        self.is_asleep = False
+        """It has dropped its cache and makes no step."""
         self._is_delivering = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -187,7 +189,21 @@ class SimEngine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached blocks if none is in use; the event goes out with the next step, as with vLLM."""
-        has_cleared = self.scheduler.cache.clear()
+        return self._forget_cache(is_told=True)
+
+    def sleep(self) -> bool:
+        """Drop the cache without a word and make no step until woken; False while requests run."""
+        if self._forget_cache(is_told=False):
+            self.is_asleep = True
+        return self.is_asleep
+
+    def wake_up(self) -> None:
+        """Go on."""
+        self.is_asleep = False
+        self.wake()
+
+    def _forget_cache(self, *, is_told: bool) -> bool:
+        has_cleared = self.scheduler.cache.clear(is_told=is_told)
         if has_cleared and self.scheduler.host is not None:
             self.scheduler.host.clear()
         return has_cleared
@@ -205,7 +221,8 @@ class SimEngine:
 
     def wake(self) -> None:
         """Make the next step if none is under way."""
-        if self._step_timer is None and not self._is_hung and not self._is_delivering:
+        is_free = self._step_timer is None and not self._is_delivering
+        if is_free and not self._is_hung and not self.is_asleep:
             self._plan(time.monotonic())
 
     def gauges(self) -> dict[str, float]:
@@ -218,6 +235,7 @@ class SimEngine:
             "deferred": deferred,
             "in_progress": len(scheduler.fetching),
             "usage": scheduler.cache.usage_ratio,
+            "asleep": float(self.is_asleep),
         }
 
     def _plan(self, start_s: float) -> None:
@@ -379,10 +397,3 @@ class SimEngine:
                 listener = self._listeners.get(sequence)
                 if listener is not None:
                     listener.on_cut()
-
-
-def _host_cache(options: SimOptions) -> HostCache | None:
-    if not options.host_blocks:
-        return None
-    is_self_describing = options.self_describing_kv_events > 0
-    return HostCache(options.host_blocks, options.block_size, is_self_describing=is_self_describing)

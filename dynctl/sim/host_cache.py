@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from dynctl.core.kv import BlockRemoved, BlockStored, EngineBlockHash, KvEvent
 from dynctl.sim.cache import FullBlock
+from dynctl.sim.options import SimOptions
 
 MEDIUM = "CPU"
 
@@ -24,6 +25,14 @@ class HostCache:
         self._states: OrderedDict[int, int] = OrderedDict()
         """The chain behind each block, by its hash; the one asked for longest ago first."""
         self._events: list[KvEvent] = []
+
+    @classmethod
+    def of(cls, options: SimOptions) -> "HostCache | None":
+        """Make the one an engine is to have, if any."""
+        if not options.host_blocks:
+            return None
+        is_self_describing = options.self_describing_kv_events > 0
+        return cls(options.host_blocks, options.block_size, is_self_describing=is_self_describing)
 
     def __len__(self) -> int:
         return len(self._states)

@@ -225,7 +225,7 @@ class EngineMetrics:
     def render(
         self, counts: Counts, gauges: dict[str, float], cache_config: dict[str, str]
     ) -> bytes:
-        """Write everything in the text format. `gauges`: running, waiting, deferred, in_progress, usage."""
+        """Write everything in the text format. `gauges`: running, waiting, deferred, in_progress, usage, asleep."""
         lines = [line for family in self._families(counts, gauges) for line in family]
         info = {**cache_config, "engine": "0"}
         pairs = ",".join(f'{name}="{info[name]}"' for name in sorted(info))
@@ -247,7 +247,8 @@ class EngineMetrics:
                 "completed_waiting": deferred - in_progress,
             }
             yield self._gauge("num_requests_kv_fetch_by_stage", stages, "stage")
-        sleep = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+        asleep = gauges["asleep"]
+        sleep = {"awake": 1 - asleep, "weights_offloaded": asleep, "discard_all": 0}
         yield self._gauge("engine_sleep_state", sleep, "sleep_state")
         yield self._gauge("kv_cache_usage_perc", {"": gauges["usage"]})
         num_cached = counts.num_prefix_hits + counts.num_external_hits

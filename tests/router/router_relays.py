@@ -19,14 +19,15 @@ from dynctl.sim.text import TextModel
 class Host:
     """A relay with simulated engines behind it; the test plays the agent."""
 
-    def __init__(self, tls, sims):
+    def __init__(self, tls, sims, look_s=5.0):
         self.tls = tls
+        self.look_s = look_s
         self.sims = {sim.name: sim for sim in sims}
         self.port = 0
         self.entries = {}
 
     async def start_relay(self):
-        self.relay = Relay()
+        self.relay = Relay(self.look_s)
         self.server = await serve(
             self.relay.handle,
             host="127.0.0.1",
@@ -79,14 +80,17 @@ class Host:
 
 
 @asynccontextmanager
-async def relayed(tls, *sims, entries=None, parities=None, **settings):
-    """`entries` and `parities` by engine: what its entry says otherwise, and what the tokenizer check is to find."""
+async def relayed(tls, *sims, entries=None, parities=None, look_s=5.0, **settings):
+    """`entries` and `parities` by engine: what its entry says otherwise, and what the tokenizer check is to find.
+
+    `look_s`: between the relay's looks at engines' figures.
+    """
     text = TextModel(MODEL_DIR)
     async with AsyncExitStack() as stack:
         for sim in sims:
             await sim.start(sim.own_text or text)
             stack.push_async_callback(sim.stop)
-        host = Host(tls, sims)
+        host = Host(tls, sims, look_s)
         await host.start_relay()
         stack.push_async_callback(lambda: host.stop_relay())
         for sim in sims:

@@ -401,3 +401,56 @@ def test_k15_events_nobody_understands_end_a_source_for_a_while_and_never_the_ro
             assert newest(bench)["overlap_tokens"] == newest(bench)["cached_tokens"] == 144
 
     run(main)
+
+
+def test_k9_an_engine_that_sleeps_without_a_word_is_known_to_have_nothing(run, short_dir):
+    async def main():
+        rng = random.Random(9)
+        sim = Sim("e0", short_dir)
+        async with routed_sims(sim) as bench:
+            prompt = prompt_of(rng, bench.text.words, 160)
+            said = await generate(bench, prompt, 2)
+            await until(lambda: bench.desk.index.num_blocks("e0") == 10)
+            assert sim.engine.sleep()
+            await until(lambda: bench.desk.index.num_blocks("e0") == 0)
+            sim.engine.wake_up()
+            assert await generate(bench, prompt, 2) == said
+            assert newest(bench)["overlap_tokens"] == newest(bench)["cached_tokens"] == 0
+            # What it stores from then on is known again.
+            await until(lambda: bench.desk.index.num_blocks("e0") == 10)
+
+    run(main)
+
+
+def test_k9_relays_look_for_themselves(run, tls, short_dir):
+    async def main():
+        rng = random.Random(9)
+        sim = Sim("e0", short_dir)
+        async with relayed(tls, sim, look_s=0.05) as bench:
+            prompt = prompt_of(rng, bench.text.words, 160)
+            await talk(bench, prompt, 2)
+            await until(lambda: bench.desk.index.num_blocks("e0") == 10)
+            assert sim.engine.sleep()
+            await until(lambda: bench.desk.index.num_blocks("e0") == 0)
+            sim.engine.wake_up()
+            await talk(bench, prompt, 2)
+            assert newest(bench)["overlap_tokens"] == newest(bench)["cached_tokens"] == 0
+            await until(lambda: bench.desk.index.num_blocks("e0") == 10)
+
+    run(main)
+
+
+def test_an_idle_engine_with_a_full_cache_keeps_what_is_known_of_it(run, tls, short_dir):
+    """The gauge of a simulated engine stands at 0 then, as vLLM's does."""
+
+    async def main():
+        rng = random.Random(9)
+        sim = Sim("e0", short_dir)
+        async with relayed(tls, sim, look_s=0.01) as bench:
+            await talk(bench, prompt_of(rng, bench.text.words, 160), 2)
+            await until(lambda: bench.desk.index.num_blocks("e0") == 10)
+            await asyncio.sleep(0.2)
+            assert sim.engine.gauges()["usage"] == 0.0
+            assert bench.desk.index.num_blocks("e0") == 10
+
+    run(main)

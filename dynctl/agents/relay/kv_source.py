@@ -140,6 +140,13 @@ class KvSource:
             self._tell()
             self._send(self._heartbeat())
 
+    def empty(self) -> bool:
+        """Forget what the engine has dropped without a word; False when nothing was known of it."""
+        if all(tracker.is_empty for tracker in self._trackers.values()):
+            return False
+        self.on_reset()
+        return True
+
     @property
     def trust(self) -> float:
         """How far what is known of the cache is to be believed, 0 to 1."""

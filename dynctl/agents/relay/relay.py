@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import zmq
 
 from dynctl.agents.protocol import RelayEntry
+from dynctl.agents.relay.emptied import watch_cache
 from dynctl.agents.relay.forward import INCARNATION, PATHS, forward, refuse
 from dynctl.agents.relay.kv_source import KvSource
 from dynctl.agents.relay.metrics import RelayMetrics
@@ -18,6 +19,7 @@ from dynctl.agents.relay.table import address_of, is_same_run, write_infos
 from dynctl.http1.message import error_body
 from dynctl.http1.server import Exchange, Rejection, Request
 from dynctl.http1.upstream import Upstream, UpstreamLimits
+from dynctl.kv.emptied import LOOK_S
 from dynctl.kv.reader import ReplaySlots
 from dynctl.kv.wire import ALL_MEDIA
 
@@ -39,12 +41,16 @@ class _Engine:
     entry: RelayEntry
     upstream: Upstream | None
     source: KvSource | None
+    watch: asyncio.Task[None] | None
+    """Of its cache, beside its events."""
 
 
 class Relay:
     """Answers routers; `close` it."""
 
-    def __init__(self) -> None:
+    def __init__(self, look_s: float = LOOK_S) -> None:
+        """`look_s`: between looks at each engine's figures."""
+        self._look_s = look_s
         self._engines: dict[str, _Engine] = {}
         self._watchers: set[Exchange] = set()
         self._line = write_infos([])
@@ -127,9 +133,7 @@ class Relay:
             exchange.on_gone = None
             exchange.finish()
         for engine in self._engines.values():
-            if engine.source is not None:
-                engine.source.close()
-                engine.source = None
+            self._end_source(engine)
 
     async def close(self) -> None:
         """Close the ways to all engines; called after the server."""
@@ -211,12 +215,27 @@ class Relay:
         if entry.info.incarnation and entry.kv_events:
             source = KvSource(entry, self._context, self._slots, self.metrics)
             source.start()
-        return _Engine(entry, upstream, source)
+        watch = None
+        if source is not None and upstream is not None:
+            watch = self._loop.create_task(
+                watch_cache(upstream, source, entry.info.id, self._look_s),
+                name=f"cache:{entry.info.id}",
+            )
+        return _Engine(entry, upstream, source, watch)
+
+    def _end_source(self, engine: _Engine) -> None:
+        if engine.watch is not None:
+            engine.watch.cancel()
+            self._closing.add(engine.watch)
+            engine.watch.add_done_callback(self._closing.discard)
+            engine.watch = None
+        if engine.source is not None:
+            engine.source.close()
+            engine.source = None
 
     def _end(self, engine: _Engine) -> None:
         """Drop an incarnation: its process is gone, so calls to it cannot end well."""
-        if engine.source is not None:
-            engine.source.close()
+        self._end_source(engine)
         if engine.upstream is not None:
             task = self._loop.create_task(
                 engine.upstream.close(), name=f"close:{engine.entry.info.id}"

@@ -17,6 +17,7 @@ from dynctl.core.kv import DEVICE, BlockStored, medium_of
 from dynctl.core.text import clean
 from dynctl.errors import DynctlError, ProbeError
 from dynctl.http1.upstream import Upstream, UpstreamError
+from dynctl.kv.emptied import CacheWatch, read_figures
 from dynctl.kv.events import EventBatch
 from dynctl.kv.reader import KvEventReader, ReplaySlots, trust_text
 from dynctl.kv.tracker import BlockTracker
@@ -35,6 +36,8 @@ log = logging.getLogger("dynctl.router")
 
 _RETRY_EVENTS_S = 30.0
 """After which events that were given up are read anew."""
+_LOOK_EVERY = 3
+"""Health questions to one look at the figures of the engine's cache."""
 _MISSES = 2
 """Health questions without an answer in a row before an engine counts as away; a refused connection does at once."""
 
@@ -78,6 +81,8 @@ class DirectSource:
         self._is_caching: bool | None = None
         self._reader: KvEventReader | None = None
         self._sink: _EventSink | None = None
+        self._watch = CacheWatch()
+        self._num_looks = 0
         self._parity: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -117,6 +122,9 @@ class DirectSource:
             if self._sink.is_to_be_read_anew():
                 self._stop_reading()
                 self._start_reading(self._info)
+            self._num_looks += 1
+            if self._num_looks % _LOOK_EVERY == 0:
+                await self._look_at_cache(self._sink, self._info)
         if self._info is None:
             self._info = await self._introduce()
             self._announce(self._info)
@@ -130,6 +138,21 @@ class DirectSource:
                 check_parity(self._fleet, self._route, engine, self._tokenizer),
                 name=f"parity:{self._info.id}",
             )
+
+    async def _look_at_cache(self, sink: "_EventSink", info: EngineInfo) -> None:
+        """Forget what the engine has dropped without a word; one that does not show its figures says nothing."""
+        try:
+            answer = await self._route.fetch("GET", "/metrics", timeout_s=self._poll_s + 1.0)
+            if answer.status != 200:
+                return
+            figures = read_figures(answer.body.decode("utf-8", "replace"))
+        except (UpstreamError, ProbeError) as error:
+            log.debug("the figures of %s: %s", clean(info.id), clean(str(error)))
+            return
+        # At every look as long as it lasts: events of before may still have been under way.
+        now_s = asyncio.get_running_loop().time()
+        if self._watch.is_empty(figures, now_s) and sink.empty():
+            log.warning("engine %s has dropped its cache and does not say so", clean(info.id))
 
     async def _introduce(self) -> EngineInfo:
         """Learn model, length and cache layout.
@@ -183,6 +206,7 @@ class DirectSource:
         if self._target.kv_events is None:
             return
         self._sink = _EventSink(self._fleet, self._hashers, info)
+        self._watch = CacheWatch()
         self._reader = KvEventReader(
             self._target.kv_events,
             self._target.kv_replay,
@@ -257,6 +281,13 @@ class _EventSink:
         self._fleet.metrics.kv_frames.add("lost")
         self._trackers.clear()
         self._fleet.index.drop(self._info.id)
+
+    def empty(self) -> bool:
+        """Forget what the engine has dropped without a word; False when nothing was known of it."""
+        if all(tracker.is_empty for tracker in self._trackers.values()):
+            return False
+        self.on_reset()
+        return True
 
     def on_failed(self, reason: str) -> None:
         """Route by load only from here on."""

@@ -2,7 +2,7 @@
 
     GET /state    free blocks, requests, leases          GET /aborts   requests whose client left, with times
     GET /faults   in force      POST /faults  {"spec": "die,after_tokens=5"}      DELETE /faults
-    POST /reset_prefix_cache
+    POST /reset_prefix_cache    POST /sleep     POST /wake_up
 
 Not here: the engine's own routes. IO: through http1 exchanges.
 """
@@ -60,6 +60,11 @@ class Control:
                 return []
             case "POST", "/reset_prefix_cache":
                 return {"cleared": engine.reset_prefix_cache()}
+            case "POST", "/sleep":
+                return {"is_asleep": engine.sleep()}
+            case "POST", "/wake_up":
+                engine.wake_up()
+                return {"is_asleep": False}
             case _:
                 raise RefusedError("Not Found", status=404)
 
