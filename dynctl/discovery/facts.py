@@ -99,21 +99,14 @@ class SmiFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class MigSlice:
-    """One MIG device as `nvidia-smi -L` lists it."""
-
-    profile: str
-    uuid: str
-
-
-@dataclass(frozen=True, slots=True)
 class ListedGpu:
     """One GPU of `nvidia-smi -L`."""
 
     index: int
     name: str
     uuid: str
-    slices: tuple[MigSlice, ...] = ()
+    slices: tuple[str, ...] = ()
+    """Profiles of its MIG devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +231,6 @@ class QueryGpu:
     pci_bus_id: str | None
     uuid: str | None
     name: str | None
-    minor_number: int | None = None
     memory_bytes: int | None = None
     memory_used_bytes: int | None = None
     is_mig: bool | None = None
@@ -246,7 +238,6 @@ class QueryGpu:
     """`1g.10gb` of each MIG device, where they are named."""
     mig_memory_bytes: tuple[int, ...] = ()
     """Memory of each MIG device."""
-    utilization_ratio: float | None = None
     health: GpuHealth = field(default_factory=GpuHealth)
     processes: tuple[GpuProcessFacts, ...] = ()
     is_complete: bool = True
@@ -303,12 +294,9 @@ class AmdFacts:
 
     links: tuple[tuple[str | None, ...], ...]
     """`XGMI`, `PCIE` per pair, `X` on the diagonal."""
-    hops: tuple[tuple[int | None, ...], ...] = ()
-    weights: tuple[tuple[int | None, ...], ...] = ()
     numa_nodes: tuple[int | None, ...] = ()
     names: tuple[str | None, ...] = ()
     is_low_power: bool = False
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

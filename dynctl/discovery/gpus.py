@@ -79,7 +79,7 @@ def _with_places(gpu: Gpu, sources: GpuSources) -> Gpu:
         numa_node=_numa(gpu, numa, topo, sources.pci),
         numa_affinity=clean(numa, 200) if numa else None,
         cpu_affinity=clean(cpus, 1000) if cpus else None,
-        mig_slices=tuple(clean(s.profile, 40) for s in listed.slices) if listed else (),
+        mig_slices=tuple(clean(profile, 40) for profile in listed.slices) if listed else (),
     )
 
 

@@ -54,13 +54,11 @@ def _gpu(index: int, record: Record) -> QueryGpu:
     for path, text in record.pairs:
         first.setdefault(path, text)
     uuid = _pick(first, "uuid", "gpu_uuid")
-    util = _number(_pick(first, "utilization/gpu_util", "utilization/gpu"), "%")
     return QueryGpu(
         index=index,
         pci_bus_id=record.bus_id or _pick(first, "pci/pci_bus_id", "pci/bus_id"),
         uuid=uuid,
         name=_pick(first, "product_name"),
-        minor_number=_integer(_pick(first, "minor_number")),
         memory_bytes=_mebibytes(_pick(first, "fb_memory_usage/total")),
         memory_used_bytes=_mebibytes(_pick(first, "fb_memory_usage/used")),
         is_mig=_switch(_pick(first, "mig_mode/current_mig", "mig_mode/current")),
@@ -70,7 +68,6 @@ def _gpu(index: int, record: Record) -> QueryGpu:
             if path.startswith("mig_device") and path.endswith("fb_memory_usage/total")
             if (size := _mebibytes(_value(text))) is not None
         ),
-        utilization_ratio=None if util is None else util / 100,
         health=_health(first, record.pairs),
         processes=tuple(_processes(record.pairs, uuid or "")),
         is_complete=record.is_complete,

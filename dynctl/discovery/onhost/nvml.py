@@ -330,20 +330,17 @@ def health_of(nvml: Nvml, gpu: c_void_p) -> dict[str, Any]:
 def tell_gpu(nvml: Nvml, index: int, gpu: c_void_p) -> None:
     """Print one GPU."""
     cpus, nodes = affinity_of(nvml, gpu)
-    rates = nvml.fill((c_uint * 2)(), "nvmlDeviceGetUtilizationRates", gpu)
     say(
         {
             "gpu": index,
             "uuid": nvml.text("nvmlDeviceGetUUID", gpu),
             "name": nvml.text("nvmlDeviceGetName", gpu),
             "bus_id": bus_of(nvml.fill(Pci(), "nvmlDeviceGetPciInfo_v3", gpu)),
-            "minor": nvml.number("nvmlDeviceGetMinorNumber", gpu),
             "memory": memory_of(nvml, gpu),
             "cpus": cpus,
             "numa_nodes": nodes,
             "mig": nvml.numbers(2, "nvmlDeviceGetMigMode", gpu)[0],
             "slices": slices_of(nvml, gpu),
-            "percent": None if rates is None else rates[0],
             "links": links_of(nvml, gpu),
             "processes": processes_of(nvml, gpu),
             "health": health_of(nvml, gpu),

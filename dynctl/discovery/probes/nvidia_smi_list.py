@@ -1,16 +1,17 @@
 """`nvidia-smi -L`: GPUs and the MIG slices each is cut into. Pure."""
 
 import re
+from dataclasses import replace
 
 from dynctl.core.command import Completed
-from dynctl.discovery.facts import ListedGpu, MigSlice
+from dynctl.discovery.facts import ListedGpu
 from dynctl.discovery.probe import ABSENT_STATUS, Probe, check_smi, fail, text_of
 
 _SCRIPT = """
 exec nvidia-smi -L
 """
 _GPU = re.compile(r"^\s*GPU (\d{1,3}): (.{1,200}?) \(UUID: ([\w-]{1,80})\)")
-_SLICE = re.compile(r"^\s*MIG (\S{1,40})\s+Device\s+\d{1,3}: \(UUID: ([\w/-]{1,120})\)")
+_SLICE = re.compile(r"^\s*MIG (\S{1,40})\s+Device\s+\d{1,3}: \(UUID: [\w/-]{1,120}\)")
 
 
 def parse(done: Completed) -> tuple[ListedGpu, ...]:
@@ -29,8 +30,7 @@ def parse(done: Completed) -> tuple[ListedGpu, ...]:
             if not found:
                 raise fail("nvidia-smi -L", number, line, "a MIG device without a GPU above it")
             last = found.pop()
-            slices = (*last.slices, MigSlice(piece[1], piece[2]))
-            found.append(ListedGpu(last.index, last.name, last.uuid, slices))
+            found.append(replace(last, slices=(*last.slices, piece[1])))
     if not found:
         check_smi(done)
     return tuple(found)

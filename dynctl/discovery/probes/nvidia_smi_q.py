@@ -7,6 +7,7 @@ Pure.
 import re
 
 from dynctl.core.command import Completed
+from dynctl.discovery.bounds import MAX_GPUS
 from dynctl.discovery.facts import QueryFacts
 from dynctl.discovery.probe import ABSENT_STATUS, Probe, check_smi, fail, text_of
 from dynctl.discovery.query import Record, facts_of
@@ -14,7 +15,6 @@ from dynctl.discovery.query import Record, facts_of
 _GPU = re.compile(r"\s*GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s*\Z")
 _PAIR = re.compile(r"(\s*)(\S.{0,80}?)\s*:(?:\s+(.{0,400}))?\Z")
 _TITLE = re.compile(r"(\s*)(\S[^:]{0,80})\Z")
-_MAX_GPUS = 128
 
 
 def parse(done: Completed) -> QueryFacts:
@@ -29,7 +29,7 @@ def parse(done: Completed) -> QueryFacts:
     stack: list[tuple[int, str]] = []
     for line in text.split("\n"):
         if gpu := _GPU.match(line[:60]):
-            if len(records) < _MAX_GPUS:
+            if len(records) < MAX_GPUS:
                 records.append(Record(gpu[1]))
             stack = []
             continue

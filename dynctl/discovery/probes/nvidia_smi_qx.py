@@ -8,6 +8,7 @@ Pure.
 import re
 
 from dynctl.core.command import Completed
+from dynctl.discovery.bounds import MAX_GPUS
 from dynctl.discovery.facts import QueryFacts
 from dynctl.discovery.probe import ABSENT_STATUS, Probe, check_smi, fail, text_of
 from dynctl.discovery.query import Record, facts_of
@@ -17,7 +18,6 @@ _TOKEN = re.compile(r"<(/?)([A-Za-z_][\w.-]{0,60})([^<>]{0,400})>|([^<>]+)")
 _ID = re.compile(r"""id\s*=\s*["']([0-9A-Fa-f:.]{4,20})["']""")
 _REFERENCES = (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&apos;", "'"), ("&amp;", "&"))
 _MAX_DEPTH = 12
-_MAX_GPUS = 128
 
 
 def parse(done: Completed) -> QueryFacts:
@@ -50,7 +50,7 @@ def parse(done: Completed) -> QueryFacts:
             if name == "gpu" and open_record is not None:
                 open_record.is_complete, open_record, stack = True, None, []
         elif not attributes.rstrip().endswith("/"):
-            if name == "gpu" and (bus := _ID.search(attributes)) and len(records) < _MAX_GPUS:
+            if name == "gpu" and (bus := _ID.search(attributes)) and len(records) < MAX_GPUS:
                 open_record, stack = Record(bus[1]), ["gpu"]
                 records.append(open_record)
             elif name != "nvidia_smi_log" and len(stack) < _MAX_DEPTH:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from dynctl.core.command import Completed
 from dynctl.core.machine import GpuHealth
 from dynctl.core.units import MIB
+from dynctl.discovery.bounds import MAX_GPUS
 from dynctl.discovery.facts import GpuProcessFacts, QueryFacts, QueryGpu
 from dynctl.discovery.probe import Probe, check_smi, fail, text_of
 
@@ -19,7 +20,7 @@ _FIRST = re.compile(
 )
 _SECOND = re.compile(
     r"\|\s*(ERR!|N/A|\d{1,3}%)\s+(ERR!|N/A|\d{1,3}C)\s.*?\|\s*(?:(\d{1,8})MiB\s*/\s*(\d{1,8})MiB|N/A|Not Supported|(Unknown Error|ERR!))\s*\|"
-    r"\s*(?:(\d{1,3})%|N/A|ERR!)?\s*([\w.! ]{0,20}?)\s*\|"
+    r"\s*(?:\d{1,3}%|N/A|ERR!)?\s*([\w.! ]{0,20}?)\s*\|"
 )
 _THIRD = re.compile(r"\|\s*\|\s*\|\s*(Enabled|Disabled)\*?\s*\|")
 """MIG mode; the asterisk says that it changes with the next reset."""
@@ -45,7 +46,7 @@ def parse(done: Completed) -> QueryFacts:
     processes: dict[tuple[int, int], GpuProcessFacts] = {}
     slices: dict[int, list[int]] = {}
     for line in (raw[:400] for raw in text.split("\n")):
-        if (first := _FIRST.match(line)) and len(gpus) < 128:
+        if (first := _FIRST.match(line)) and len(gpus) < MAX_GPUS:
             gpus.append(
                 QueryGpu(
                     int(first[1]),
@@ -99,11 +100,10 @@ def _completed(gpu: QueryGpu, second: re.Match[str]) -> QueryGpu:
         gpu.name,
         memory_bytes=int(second[4]) * MIB if second[4] else None,
         memory_used_bytes=int(second[3]) * MIB if second[3] else None,
-        utilization_ratio=int(second[6]) / 100 if second[6] else None,
         health=GpuHealth(
             has_persistence=gpu.health.has_persistence,
             temperature_celsius=float(temperature) if temperature.isdecimal() else None,
-            compute_mode=_MODES.get(second[7].strip(), second[7].strip() or None),
+            compute_mode=_MODES.get(second[6].strip(), second[6].strip() or None),
             bad_readings=bad,
         ),
     )

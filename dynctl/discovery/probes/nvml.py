@@ -145,13 +145,11 @@ class _Gpu(Struct):
     uuid: Text | None
     name: Text | None
     bus_id: Text | None
-    minor: Number | None
     memory: tuple[Number, Number] | None
     cpus: Text | None
     numa_nodes: Text | None
     mig: Number | None
     slices: Annotated[tuple[tuple[Text | None, Number | None], ...], Meta(max_length=64)]
-    percent: Annotated[int, Meta(ge=0, le=100)] | None
     links: Annotated[tuple[_Link, ...], Meta(max_length=64)]
     processes: Annotated[tuple[_Process, ...], Meta(max_length=1024)] | None
     health: _Health
@@ -242,13 +240,11 @@ def _record(gpu: _Gpu) -> QueryGpu:
         pci_bus_id=gpu.bus_id,
         uuid=gpu.uuid,
         name=gpu.name,
-        minor_number=gpu.minor,
         memory_bytes=total,
         memory_used_bytes=used,
         is_mig=_switch(gpu.mig),
         mig_profiles=tuple((name or "").rpartition("MIG ")[2] for name, _ in gpu.slices),
         mig_memory_bytes=tuple(size for _, size in gpu.slices if size is not None),
-        utilization_ratio=None if gpu.percent is None else gpu.percent / 100,
         health=_health(gpu.health),
         processes=tuple(
             GpuProcessFacts(uuid, p.pid, p.name, p.user, p.used_bytes, p.is_tagged)

@@ -21,10 +21,10 @@ _Grid = dict[int, list[str]]
 
 
 def parse(done: Completed) -> AmdFacts:
-    """Read the three matrices; a row with another number of cells than there are GPUs is unknown.
+    """Read the matrix of links; a row with another number of cells than there are GPUs is unknown.
 
     Raises:
-        ProbeError: when there is output without any of the matrices.
+        ProbeError: when there is output without any GPU.
     """
     if done.exit_status == ABSENT_STATUS:
         return AmdFacts(())
@@ -47,33 +47,22 @@ def parse(done: Completed) -> AmdFacts:
     ]
     if not indexes:
         raise fail("rocm-smi --showtopo", 1, text[:200], "no GPU in the output")
-    notes: list[str] = []
-    kinds = _square(grids.get("link type", {}), indexes, "link type", notes)
+    kinds = _square(grids.get("link type", {}), indexes)
     return AmdFacts(
         links=tuple(
             tuple("X" if a == b else _kind(cell) for b, cell in enumerate(row))
             for a, row in enumerate(kinds)
         ),
-        hops=_numbers(_square(grids.get("hops", {}), indexes, "hops", notes)),
-        weights=_numbers(_square(grids.get("weight", {}), indexes, "weight", notes)),
         numa_nodes=tuple(nodes.get(i) for i in indexes),
         names=tuple(names.get(i) for i in indexes),
         is_low_power="low-power state" in text,
-        notes=tuple(notes),
     )
 
 
-def _square(grid: _Grid, indexes: list[int], title: str, notes: list[str]) -> list[list[str]]:
-    rows = []
-    for index in indexes:
-        cells = grid.get(index, [])
-        if len(cells) != len(indexes):
-            if grid:
-                notes.append(
-                    f"{title}: row GPU{index} has {len(cells)} cells for {len(indexes)} GPUs"
-                )
-            cells = [""] * len(indexes)
-        rows.append(cells)
+def _square(grid: _Grid, indexes: list[int]) -> list[list[str]]:
+    empty = [""] * len(indexes)
+    rows = [grid.get(index, empty) for index in indexes]
+    rows = [cells if len(cells) == len(indexes) else empty for cells in rows]
     # A pair is told by two cells; when they differ neither is.
     return [
         [
@@ -86,10 +75,6 @@ def _square(grid: _Grid, indexes: list[int], title: str, notes: list[str]) -> li
 
 def _kind(cell: str) -> str | None:
     return cell.upper() if _LINK.fullmatch(cell) and cell.upper() in {"XGMI", "PCIE"} else None
-
-
-def _numbers(rows: list[list[str]]) -> tuple[tuple[int | None, ...], ...]:
-    return tuple(tuple(integer(cell, 6) for cell in row) for row in rows)
 
 
 PROBE = Probe(
