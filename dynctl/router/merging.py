@@ -8,6 +8,7 @@ import msgspec
 
 from dynctl.router.api.answers import Failure
 from dynctl.router.hits import with_ratios
+from dynctl.router.shadow import ShadowSums
 
 Shown = tuple[int, bytes] | tuple[int, bytes, bytes] | Failure
 """Status, body and perhaps its type; or why there is none."""
@@ -71,6 +72,31 @@ def add_findings(texts: Iterable[bytes]) -> bytes:
     return msgspec.json.encode(list(found.values()))
 
 
+class _ShadowAnswer(msgspec.Struct):
+    sums: ShadowSums
+
+
+_shadow_answers = msgspec.json.Decoder(_ShadowAnswer | None)
+
+
+def add_shadows(texts: Iterable[bytes]) -> bytes:
+    """Join what several processes' shadows counted; one that is not told to follow, or follows another policy, is left out.
+
+    The first that follows says which. Each has simulated the caches of what it sent itself.
+    """
+    joined: ShadowSums | None = None
+    for text in texts:
+        answer = _shadow_answers.decode(text)
+        if answer is None:
+            continue
+        sums = answer.sums
+        if joined is None:
+            joined = sums
+        elif (sums.real_policy, sums.shadow_policy) == (joined.real_policy, joined.shadow_policy):
+            joined.join(sums)
+    return msgspec.json.encode(None if joined is None else joined.to_json())
+
+
 def add_answers(path: str, query: bytes, own: Shown, others: Sequence[bytes]) -> Shown:
     """Add the other processes' answers to one's own; where they all say the same, one's own stands."""
     if isinstance(own, Failure) or own[0] != 200:
@@ -84,4 +110,6 @@ def add_answers(path: str, query: bytes, own: Shown, others: Sequence[bytes]) ->
         return 200, add_hits((own[1], *others))
     if path == "/findings":
         return 200, add_findings((own[1], *others))
+    if path == "/shadow":
+        return 200, add_shadows((own[1], *others))
     return own

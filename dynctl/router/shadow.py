@@ -1,14 +1,15 @@
 """A second policy on the same decisions, without acting: what it would have chosen and what that would have cost.
 
 It has a table and an index of its own, in which its choices have happened: a simulated cache per engine, as large as the
-real one, and the same learned rates. So after a while it says what switching would bring. Not here: acting. Pure.
+real one, and the same learned rates. So after a while it says what switching would bring. Each of several processes
+follows its own decisions; their sums can be added. Not here: acting. Pure.
 """
 
 import math
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dynctl.router.choosing import Load, Need, Policy
 from dynctl.router.decisions import Decision
@@ -58,64 +59,121 @@ class _Engine:
     cache: _Cache
     free_at_s: float = 0.0
     recent: float = 0.0
-    num_requests: int = 0
 
 
 @dataclass(slots=True)
 class Tally:
     """One side's sums."""
 
+    num: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
     ttft_ms: float = 0.0
-    num: int = 0
+    requests: dict[str, int] = field(default_factory=dict)
+    """By engine."""
 
-    def add(self, prompt_tokens: int, hit_tokens: int, ttft_ms: float) -> None:
+    def add(self, engine: str, prompt_tokens: int, hit_tokens: int, ttft_ms: float) -> None:
         """Take one request in."""
         self.num += 1
         self.prompt_tokens += prompt_tokens
         self.hit_tokens += hit_tokens
         self.ttft_ms += ttft_ms
+        self.requests[engine] = self.requests.get(engine, 0) + 1
 
-    def to_json(self) -> dict[str, float | None]:
-        """Means."""
-        if not self.num:
-            return {"hit_ratio": None, "ttft_ms": None}
+    def join(self, other: "Tally") -> None:
+        """Add another process's sums."""
+        self.num += other.num
+        self.prompt_tokens += other.prompt_tokens
+        self.hit_tokens += other.hit_tokens
+        self.ttft_ms += other.ttft_ms
+        for engine, number in other.requests.items():
+            self.requests[engine] = self.requests.get(engine, 0) + number
+
+    def to_json(self, policy: str) -> dict[str, object]:
+        """Means, and how even the requests were spread; None where there were none."""
+        counts = self.requests.values()
         return {
-            "hit_ratio": round(self.hit_tokens / max(self.prompt_tokens, 1), 4),
-            "ttft_ms": round(self.ttft_ms / self.num, 2),
+            "policy": policy,
+            "max_over_mean": max(counts) * len(counts) / self.num if self.num else None,
+            "hit_ratio": round(self.hit_tokens / max(self.prompt_tokens, 1), 4)
+            if self.num
+            else None,
+            "ttft_ms": round(self.ttft_ms / self.num, 2) if self.num else None,
         }
 
 
+@dataclass(slots=True)
 class Gain:
     """How much more one side hits than the other, and how sure that is: the scatter over batches in a row."""
 
-    __slots__ = ("_batch", "_hits", "_num", "_sum", "_sum_squares", "_tokens")
-
-    def __init__(self) -> None:
-        self._batch = self._num = self._hits = self._tokens = 0
-        self._sum = self._sum_squares = 0.0
+    num_batches: int = 0
+    share: float = 0.0
+    share_squares: float = 0.0
+    """Sums over whole batches."""
+    batch: int = 0
+    hits: int = 0
+    tokens: int = 0
+    """Of the batch that is not whole yet."""
 
     def add(self, prompt_tokens: int, more_tokens: int) -> None:
         """Take one decision in."""
-        self._tokens += prompt_tokens
-        self._hits += more_tokens
-        self._batch += 1
-        if self._batch == _BATCH:
-            share = self._hits / max(self._tokens, 1)
-            self._sum += share
-            self._sum_squares += share * share
-            self._num += 1
-            self._batch = self._hits = self._tokens = 0
+        self.tokens += prompt_tokens
+        self.hits += more_tokens
+        self.batch += 1
+        if self.batch == _BATCH:
+            share = self.hits / max(self.tokens, 1)
+            self.share += share
+            self.share_squares += share * share
+            self.num_batches += 1
+            self.batch = self.hits = self.tokens = 0
+
+    def join(self, other: "Gain") -> None:
+        """Add another process's whole batches."""
+        self.num_batches += other.num_batches
+        self.share += other.share
+        self.share_squares += other.share_squares
 
     def to_json(self) -> dict[str, float | None]:
         """The mean over whole batches, and the half-width within which it holds 19 times in 20; None for too few."""
-        if self._num < 2:
+        number = self.num_batches
+        if number < 2:
             return {"hit_ratio": None, "band": None}
-        mean = self._sum / self._num
-        variance = max(self._sum_squares / self._num - mean * mean, 0.0) * self._num
-        error = math.sqrt(variance / (self._num - 1) / self._num)
+        mean = self.share / number
+        variance = max(self.share_squares / number - mean * mean, 0.0) * number
+        error = math.sqrt(variance / (number - 1) / number)
         return {"hit_ratio": round(mean, 4), "band": round(_TWO_SIDED * error, 4)}
+
+
+@dataclass(slots=True)
+class ShadowSums:
+    """All that a shadow has counted; those of several processes that follow the same two policies can be joined."""
+
+    real_policy: str
+    shadow_policy: str
+    num_decisions: int = 0
+    num_same: int = 0
+    gain: Gain = field(default_factory=Gain)
+    real: Tally = field(default_factory=Tally)
+    shadow: Tally = field(default_factory=Tally)
+
+    def join(self, other: "ShadowSums") -> None:
+        """Add another process's sums."""
+        self.num_decisions += other.num_decisions
+        self.num_same += other.num_same
+        self.gain.join(other.gain)
+        self.real.join(other.real)
+        self.shadow.join(other.shadow)
+
+    def to_json(self) -> dict[str, object]:
+        """Both sides, by the same model, and how even each spreads its requests; the sums beside what they mean."""
+        return {
+            "num_decisions": self.num_decisions,
+            "num_same": self.num_same,
+            "gain": self.gain.to_json(),
+            "real": self.real.to_json(self.real_policy),
+            "shadow": self.shadow.to_json(self.shadow_policy),
+            "sums": self,
+        }
 
 
 class Shadow:
@@ -123,15 +181,11 @@ class Shadow:
 
     def __init__(self, name: str, policy: Policy, real_name: str, rng: random.Random) -> None:
         self.name = name
-        self.real_name = real_name
+        self.sums = ShadowSums(real_name, name)
         self._policy = policy
         self._rng = rng
         self._sides: tuple[dict[str, _Engine], dict[str, _Engine]] = ({}, {})
-        self._sums = (Tally(), Tally())
-        self._gain = Gain()
         self._unit = 0.0
-        self.num_same = 0
-        self.num_seen = 0
 
     def follow(self, decision: Decision, prompt: Prompt, workers: Sequence[Worker]) -> None:
         """Take one real decision of a leg that prefills."""
@@ -145,13 +199,13 @@ class Shadow:
         need = decision.need
         self._follow_unit(need.recent_unit)
         position = self._choose(need, decision.loads, usable, workers)
-        self.num_seen += 1
-        self.num_same += position == decision.position
+        self.sums.num_decisions += 1
+        self.sums.num_same += position == decision.position
         real, other = (
             self._serve(side, need, workers[chosen], decision.loads[chosen], hashes, usable)
             for side, chosen in ((0, decision.position), (1, position))
         )
-        self._gain.add(need.prompt_tokens, other - real)
+        self.sums.gain.add(need.prompt_tokens, other - real)
 
     def _follow_unit(self, unit: float) -> None:
         """Units grow and now and then begin anew (`WorkerTable.recent_unit`)."""
@@ -188,10 +242,10 @@ class Shadow:
         work_ms = load.prefill_base_ms + (need.prompt_tokens - hit) * load.prefill_ms_per_token
         engine.free_at_s = max(engine.free_at_s, need.now_s) + work_ms / 1e3
         engine.recent += need.recent_unit
-        engine.num_requests += 1
         engine.cache.take(hashes)
         ttft_ms = (engine.free_at_s - need.now_s) * 1e3
-        self._sums[side].add(need.prompt_tokens, hit, ttft_ms)
+        tally = self.sums.shadow if side else self.sums.real
+        tally.add(worker.id, need.prompt_tokens, hit, ttft_ms)
         return hit
 
     def _engine(self, side: int, worker: Worker) -> _Engine:
@@ -203,15 +257,5 @@ class Shadow:
         return found
 
     def to_json(self) -> dict[str, object]:
-        """Both sides, by the same model, and how even each spreads its requests."""
-        shown: dict[str, object] = {
-            "num_decisions": self.num_seen,
-            "num_same": self.num_same,
-            "gain": self._gain.to_json(),
-        }
-        for side, name in enumerate(("real", "shadow")):
-            counts = [engine.num_requests for engine in self._sides[side].values()]
-            balance = max(counts) * len(counts) / sum(counts) if counts and sum(counts) else None
-            policy = self.real_name if side == 0 else self.name
-            shown[name] = {"policy": policy, "max_over_mean": balance} | self._sums[side].to_json()
-        return shown
+        """What was counted, and what it means."""
+        return self.sums.to_json()

@@ -2,11 +2,13 @@
 
 import random
 
+import msgspec
 import pytest
 
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.router.config import Settings
 from dynctl.router.desk import load_policy
+from dynctl.router.merging import add_answers, add_shadows
 from dynctl.router.placement import Order, Placement
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.prompt import Hashers, Prompt
@@ -98,3 +100,45 @@ def test_a_shadow_that_fails_is_stopped_and_harms_nobody():
     serve(index, placement, 5)
 
     assert placement.shadow is None
+
+
+def counted(seed, number):
+    index, placement = fleet("round_robin")
+    placement.shadow = Shadow("kv", load_policy("kv"), "round_robin", random.Random(seed))
+    serve(index, placement, number)
+    return msgspec.json.encode(placement.shadow.to_json())
+
+
+def test_what_several_processes_shadows_count_is_joined():
+    texts = [counted(3, 400), b"null", counted(4, 150)]
+    one, other = (msgspec.json.decode(text) for text in (texts[0], texts[2]))
+    joined = msgspec.json.decode(add_shadows(texts))
+
+    assert joined["num_decisions"] == 550
+    assert joined["num_same"] == one["num_same"] + other["num_same"]
+    for side in ("real", "shadow"):
+        sums = [told["sums"][side] for told in (one, other)]
+        hits, tokens = (sum(s[name] for s in sums) for name in ("hit_tokens", "prompt_tokens"))
+        assert joined[side]["policy"] == one[side]["policy"]
+        assert joined[side]["hit_ratio"] == pytest.approx(hits / tokens, abs=1e-4)
+        ttft_ms = sum(s["ttft_ms"] for s in sums) / 550
+        assert joined[side]["ttft_ms"] == pytest.approx(ttft_ms, abs=0.01)
+    counts = [
+        one["sums"]["real"]["requests"][f"e{i}"] + other["sums"]["real"]["requests"][f"e{i}"]
+        for i in range(4)
+    ]
+    assert joined["real"]["max_over_mean"] == pytest.approx(max(counts) * 4 / sum(counts))
+    # Eleven whole batches; the more there are, the surer.
+    assert joined["sums"]["gain"]["num_batches"] == 11
+    assert joined["gain"]["band"] < other["gain"]["band"]
+    assert msgspec.json.decode(add_shadows([msgspec.json.encode(joined)])) == joined
+
+
+def test_processes_that_follow_another_policy_or_none_are_left_out():
+    own = counted(3, 60)
+    else_ = own.replace(b'"shadow_policy":"kv"', b'"shadow_policy":"random"')
+
+    assert else_ != own
+    assert add_shadows([b"null", own, else_]) == own
+    assert add_shadows([b"null", b"null"]) == b"null"
+    assert add_answers("/shadow", b"", (200, b"null"), [own]) == (200, own)
