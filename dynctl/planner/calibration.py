@@ -4,7 +4,7 @@ A set is found by multiplying factors: the base, then the engine's, the engine's
 adds there if it was among the fitted points, what its format of weights adds, and what `dynctl calibrate` found on this
 very GPU. Constants come from one data file beside this module, and from what that command kept.
 Not here: what the constants mean for time (`roofline`), fitting (`fitting`).
-IO: reads `.dynctl/calibration.json` below the working directory, once.
+Pure: but for that file, `.dynctl/calibration.json` below the working directory, which is read once.
 """
 
 import itertools
