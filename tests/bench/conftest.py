@@ -216,7 +216,7 @@ def served():
             fake.url = f"http://{host}:{port}"
             servers.append(server)
 
-        asyncio.run_coroutine_threadsafe(listen(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(listen(), loop).result(60)
         return fake
 
     async def end():
@@ -229,7 +229,7 @@ def served():
         await asyncio.sleep(0)
 
     yield start
-    asyncio.run_coroutine_threadsafe(end(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(end(), loop).result(60)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    thread.join(60)
     loop.close()

@@ -1,7 +1,6 @@
 """Whole runs against a server with exact delays. Bounds are one-sided where a busy machine could stretch times."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -19,7 +18,7 @@ LEARNING = [""] * 5
 async def drive(server, spec, load, duration_s=0.5, *, api="chat", stop_after_s=None, **wishes):
     wish = Wish(parse_workload(spec), parse_load(load), duration_s, **wishes)
     stop = asyncio.Event()
-    async with open_target(server.url, api, None, 10.0) as target:
+    async with open_target(server.url, api, None, 60.0) as target:
         await target.find_model(None)
         count = await learn_counting(target, wish.workload)
         if stop_after_s is not None:
@@ -41,8 +40,9 @@ def test_times_lengths_and_tokens_come_out_as_the_server_made_them(with_server, 
     assert {r.output_tokens for r in records} == {6}
     assert all(len(r.chunks) == 3 for r in records)
     assert min(r.ttft_service_ms for r in records) >= 49.0
-    assert report.metrics["ttft_ms"].p50 < 1000.0
-    assert report.metrics["tpot_ms"].min >= 0.9 * 2 * 20.0 / 4
+    assert report.metrics["ttft_ms"].p50 < 60_000.0
+    # Not the least: whoever reads the first piece late sees less time until the last.
+    assert report.metrics["tpot_ms"].p50 >= 0.9 * 2 * 20.0 / 4
     assert report.metrics["itl_ms"].num == 20 * 4
     assert report.metrics["e2e_ms"].min >= 89.0
     assert report.lengths.isl_mismatch_ratio == 0.0
@@ -63,9 +63,9 @@ def test_an_open_loop_is_not_held_up_by_slow_answers(with_server):
 
 def test_a_closed_loop_keeps_so_many_requests_under_way(with_server):
     async def scenario(server):
-        return await drive(server, "synthetic:isl=20,osl=2", "concurrency:3")
+        return await drive(server, "synthetic:isl=20,osl=2", "concurrency:3", 2.0)
 
-    _, records = with_server(scenario, ttft_s=0.05)
+    _, records = with_server(scenario, ttft_s=0.4)
     first_three = sorted(records, key=lambda r: r.sent_s)[:3]
 
     assert len(records) >= 6
@@ -177,7 +177,7 @@ def test_each_failure_has_its_kind_and_spoils_no_latency(with_server, fault, kin
 def test_answers_that_never_end_are_unfinished_after_the_drain(with_server):
     async def scenario(server):
         server.faults = [*LEARNING, "hang"]
-        return await drive(server, "synthetic:isl=20,osl=1", "constant:20", 0.3, drain_s=0.5)
+        return await drive(server, "synthetic:isl=20,osl=1", "constant:20", 0.3, drain_s=2.0)
 
     report, _ = with_server(scenario)
 
@@ -187,26 +187,23 @@ def test_answers_that_never_end_are_unfinished_after_the_drain(with_server):
 
 def test_an_interrupt_keeps_what_was_measured(with_server):
     async def scenario(server):
-        started = time.monotonic()
-        found = await drive(server, "synthetic:isl=20,osl=1", "constant:50", 60.0, stop_after_s=0.5)
-        return found, time.monotonic() - started
+        return await drive(server, "synthetic:isl=20,osl=1", "constant:50", 120.0, stop_after_s=2.0)
 
-    (report, records), took_s = with_server(scenario)
+    report, records = with_server(scenario)
 
-    assert took_s < 20.0
     assert report.is_partial
     assert report.exit_code is ExitCode.INTERRUPTED
-    assert 0 < report.measured_s < 20.0
+    assert 0 < report.measured_s < 120.0
     assert any(r.is_ok for r in records)
 
 
 def test_a_server_that_is_gone_gives_connect_failures_and_exit_4(with_server):
     async def scenario(server):
         wish = Wish(parse_workload("synthetic:isl=20,osl=1"), parse_load("constant:20"), 0.2)
-        async with open_target(server.url, "chat", None, 5.0) as target:
+        async with open_target(server.url, "chat", None, 60.0) as target:
             await target.find_model(None)
             count = await learn_counting(target, wish.workload)
-        async with open_target("http://127.0.0.1:1", "chat", None, 5.0) as gone:
+        async with open_target("http://127.0.0.1:1", "chat", None, 60.0) as gone:
             gone.model = "fake"
             measured = await Drive(gone, wish, count, asyncio.Event()).run(lambda _: None)
             return make_report(wish.setting(gone, count), measured)
@@ -227,21 +224,24 @@ def test_a_refusing_server_is_not_asked_in_a_busy_loop(with_server):
     assert 1 <= len(records) <= 12
 
 
-def test_the_router_says_what_it_expected(with_server):
+def test_the_router_says_what_it_expected(with_server, eventually):
     async def scenario(server):
         server.metrics = (
             "dynctl_router_requests_total 5\ndynctl_router_inflight 0\n"
             "dynctl_router_prompt_tokens_total 100\ndynctl_router_predicted_hit_tokens_total 10\n"
         )
 
-        def grow():
+        async def grow():
+            await eventually(lambda: len(server.bodies) > len(LEARNING), "the run has begun")
             server.metrics = (
                 "dynctl_router_requests_total 9\ndynctl_router_inflight 0\n"
                 "dynctl_router_prompt_tokens_total 300\ndynctl_router_predicted_hit_tokens_total 110\n"
             )
 
-        asyncio.get_running_loop().call_later(0.3, grow)
-        return await drive(server, "synthetic:isl=20,osl=1", "constant:10", 0.8)
+        growing = asyncio.create_task(grow())
+        found = await drive(server, "synthetic:isl=20,osl=1", "constant:10", 0.8)
+        await growing
+        return found
 
     report, _ = with_server(scenario)
 
@@ -256,7 +256,7 @@ def test_the_router_says_what_it_expected(with_server):
 )  # fmt: skip
 def test_traffic_of_others_is_noticed(with_server, metrics, word):
     async def scenario(server):
-        async with open_target(server.url, "chat", None, 5.0) as target:
+        async with open_target(server.url, "chat", None, 60.0) as target:
             return await other_traffic(target)
 
     found = with_server(scenario, metrics=metrics)
@@ -265,21 +265,24 @@ def test_traffic_of_others_is_noticed(with_server, metrics, word):
     assert bool(found) == bool(word)
 
 
-def test_traffic_that_comes_while_looking_is_noticed(with_server):
+def test_traffic_that_comes_while_looking_is_noticed(with_server, eventually):
     async def scenario(server):
-        def grow():
+        async def grow():
+            await eventually(lambda: "/metrics" in server.paths, "it has looked once")
             server.metrics = "dynctl_router_requests_total 12\n"
 
-        asyncio.get_running_loop().call_later(0.3, grow)
-        async with open_target(server.url, "chat", None, 5.0) as target:
-            return await other_traffic(target)
+        growing = asyncio.create_task(grow())
+        async with open_target(server.url, "chat", None, 60.0) as target:
+            found = await other_traffic(target)
+        await growing
+        return found
 
     assert "3 requests" in with_server(scenario, metrics="dynctl_router_requests_total 9\n")
 
 
 def test_the_model_must_be_named_when_there_are_several(with_server):
     async def scenario(server):
-        async with open_target(server.url, "chat", None, 5.0) as target:
+        async with open_target(server.url, "chat", None, 60.0) as target:
             with pytest.raises(UsageError, match="2 models: a, b"):
                 await target.find_model(None)
             with pytest.raises(UsageError, match="does not serve 'c'"):
@@ -310,7 +313,7 @@ def test_a_server_that_refuses_everything_is_told_with_its_message(with_server):
 
 def test_an_address_without_a_server_is_a_connect_error():
     async def main():
-        async with open_target("http://127.0.0.1:1", "chat", None, 5.0) as target:
+        async with open_target("http://127.0.0.1:1", "chat", None, 60.0) as target:
             await target.find_model(None)
 
     with pytest.raises(ConnectError, match=r"127\.0\.0\.1:1"):

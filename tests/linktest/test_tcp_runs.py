@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,12 @@ POINTS = [(1 << 16, 1), (1 << 18, 2)]
 class Listener:
     """A listening program and what it said."""
 
-    def __init__(self, token, ports, address="127.0.0.2", deadline_s=30):
+    def __init__(self, token, ports, address="127.0.0.2", deadline_s=120):
         wish = {
             "role": "listen", "token": token, "address": address, "max_streams": 2,
             "first_port": ports.first, "last_port": ports.last, "deadline_s": deadline_s,
         }  # fmt: skip
-        command = program("tcp", sys.executable, wish, 30)
+        command = program("tcp", sys.executable, wish, 120)
         self.process = subprocess.Popen(
             command.argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
@@ -43,7 +42,7 @@ class Listener:
 
     def close(self):
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
         self.process.stdout.close()
         self.process.stderr.close()
 
@@ -69,9 +68,9 @@ def connecting(token, port, **more):
     wish = {
         "role": "connect", "token": token, "address": "127.0.0.2", "port": port, "data_address": "127.0.0.1",
         "max_streams": 2, "round_trip_bytes": 64, "round_trip_s": 0.05, "throughput_s": 0.2,
-        "points": POINTS, "deadline_s": 30, **more,
+        "points": POINTS, "deadline_s": 120, **more,
     }  # fmt: skip
-    command = program("tcp", sys.executable, wish, 30)
+    command = program("tcp", sys.executable, wish, 120)
     process = subprocess.Popen(command.argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     process.stdin.write(command.stdin)
     process.stdin.close()
@@ -80,7 +79,7 @@ def connecting(token, port, **more):
 
 
 def answer(process):
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=150)
     return json.loads(out)
 
 
@@ -145,20 +144,19 @@ def listening_at(port):
     return found
 
 
-def test_the_door_is_on_the_data_address_alone_and_shut_once_all_are_in(token, listen, ports):
+def test_the_door_is_on_the_data_address_alone_and_shut_once_all_are_in(
+    token, listen, ports, until
+):
     port = listen().line()["port"]
     assert ports.first <= port <= ports.last
     assert listening_at(port) == {"0200007F"}
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port), timeout=5)
+        socket.create_connection(("127.0.0.1", port), timeout=60)
 
-    process = connecting(token, port, throughput_s=1.0)
-    deadline_s = time.monotonic() + 10
-    while listening_at(port) and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    process = connecting(token, port, throughput_s=2.0)
+    until(lambda: not listening_at(port), "the door is shut")
 
     assert process.poll() is None
-    assert listening_at(port) == set()
     assert "points" in answer(process)
 
 
@@ -176,10 +174,10 @@ def test_strangers_learn_nothing_and_do_not_stop_the_test(token, listen):
     port = listen().line()["port"]
     with contextlib.ExitStack() as stack:
         silent = [
-            stack.enter_context(socket.create_connection(("127.0.0.2", port), timeout=10))
+            stack.enter_context(socket.create_connection(("127.0.0.2", port), timeout=60))
             for _ in range(80)
         ]
-        loud = stack.enter_context(socket.create_connection(("127.0.0.2", port), timeout=10))
+        loud = stack.enter_context(socket.create_connection(("127.0.0.2", port), timeout=60))
         loud.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 200)
 
         assert "points" in answer(connecting(token, port))
@@ -208,11 +206,12 @@ def test_a_door_of_somebody_else_is_not_trusted(token):
         thread.start()
         with pytest.raises(LinkError, match="not the listener we started"):
             wire.knock("127.0.0.1", server.getsockname()[1], bytes.fromhex(token), 0)
-        thread.join(10)
+        thread.join(60)
 
 
-def test_a_port_that_is_taken_is_passed_over_and_a_full_range_is_an_error(ports):
-    low, high = ports.first, ports.first + 1
+def test_a_port_that_is_taken_is_passed_over_and_a_full_range_is_an_error(free_ports):
+    low = free_ports(2)
+    high = low + 1
     with (
         wire.open_door("127.0.0.1", low, high) as one,
         wire.open_door("127.0.0.1", low, high) as two,
@@ -223,18 +222,19 @@ def test_a_port_that_is_taken_is_passed_over_and_a_full_range_is_an_error(ports)
 
 
 def test_a_listener_nobody_comes_to_ends_at_its_deadline(listen):
-    listener = listen(deadline_s=1)
+    listener = listen(deadline_s=3)
     port = listener.line()["port"]
 
-    assert listener.process.wait(10) == -signal.SIGALRM
+    assert listener.process.wait(60) == -signal.SIGALRM
     assert listening_at(port) == set()
 
 
 @pytest.mark.parametrize("victim", ["listener", "connector"])
-def test_a_peer_that_dies_in_the_middle_is_named_and_nothing_hangs(token, listen, victim):
+def test_a_peer_that_dies_in_the_middle_is_named_and_nothing_hangs(token, listen, victim, until):
     listener = listen()
-    process = connecting(token, listener.line()["port"], round_trip_s=20, throughput_s=20)
-    time.sleep(1.0)
+    port = listener.line()["port"]
+    process = connecting(token, port, round_trip_s=60, throughput_s=60)
+    until(lambda: not listening_at(port), "both are in")
 
     (listener.process if victim == "listener" else process).kill()
 
@@ -247,10 +247,11 @@ def test_a_peer_that_dies_in_the_middle_is_named_and_nothing_hangs(token, listen
 
 
 @pytest.mark.parametrize("victim", ["listener", "connector"])
-def test_a_peer_that_falls_silent_is_noticed(token, listen, victim):
+def test_a_peer_that_falls_silent_is_noticed(token, listen, victim, until):
     listener = listen()
-    process = connecting(token, listener.line()["port"], round_trip_s=25, throughput_s=1)
-    time.sleep(1.0)
+    port = listener.line()["port"]
+    process = connecting(token, port, round_trip_s=60, throughput_s=1)
+    until(lambda: not listening_at(port), "both are in")
     stopped = listener.process if victim == "listener" else process
 
     os.kill(stopped.pid, signal.SIGSTOP)

@@ -36,7 +36,7 @@ class EngineProcess:
 
     def client(self, socket):
         transport = httpx.HTTPTransport(uds=str(socket))
-        return httpx.Client(transport=transport, base_url="http://engine", timeout=30)
+        return httpx.Client(transport=transport, base_url="http://engine", timeout=60)
 
     def complete(self, prompt, max_tokens=8, headers=None, **body):
         body = {
@@ -90,7 +90,7 @@ class EngineProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(10)
+            self.process.wait(60)
         finally:
             self.process.kill()
             self.process.wait()
@@ -135,7 +135,7 @@ def zmq_events():
         dealer.connect(engine.kv_replay)
         dealer.send_multipart([b"", (0).to_bytes(8, "big")])
         batches = []
-        while dealer.poll(10_000):
+        while dealer.poll(60_000):
             frames = dealer.recv_multipart()
             if frames[2] == END_SEQ:
                 break

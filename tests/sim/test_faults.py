@@ -85,14 +85,11 @@ def test_health_lies_while_requests_are_served(engine):
 
 
 def test_slow_takes_longer(engine):
-    start_s = time.monotonic()
-    engine.complete([1], 10)
-    quick_s = time.monotonic() - start_s
     engine.fault("slow,factor=20")
     start_s = time.monotonic()
     engine.complete([1], 10)
 
-    assert time.monotonic() - start_s > max(quick_s, 9 * 0.002 * 20)
+    assert time.monotonic() - start_s > 9 * 0.002 * 20
 
 
 def test_die_after_tokens_and_in_prefill(start_engine):
@@ -101,7 +98,7 @@ def test_die_after_tokens_and_in_prefill(start_engine):
         body = {"prompt": "poison", "max_tokens": 9, "stream": True}
         got = read_until_broken(engine, body)
 
-        assert engine.process.wait(10) == -signal.SIGKILL
+        assert engine.process.wait(60) == -signal.SIGKILL
         assert got.count(b"data: ") == (3 if name == "d1" else 0)
 
 
@@ -143,15 +140,15 @@ def test_a_ratio_strikes_that_share_of_the_times():
 
 def test_sigterm_lets_streams_end_and_refuses_new_requests(start_engine, chain):
     """As vLLM: /health stays 200 while draining, new requests get 500."""
-    engine = start_engine("drain", "--shutdown-timeout", "20", "--decode-ms", "10")
-    body = {"prompt": [9], "max_tokens": 60, "stream": True, "return_token_ids": True}
+    engine = start_engine("drain", "--shutdown-timeout", "100", "--decode-ms", "20")
+    body = {"prompt": [9], "max_tokens": 300, "stream": True, "return_token_ids": True}
     with engine.http.stream("POST", "/v1/completions", json=body) as answer:
         lines = answer.iter_lines()
         first = next(lines)
         other = engine.client(engine.socket)
         assert other.get("/health").status_code == 200
         engine.process.send_signal(signal.SIGTERM)
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 60
         while (refused := other.post("/v1/completions", json={"prompt": [1]})).status_code == 200:
             assert time.monotonic() < deadline_s
         health = other.get("/health").status_code
@@ -163,8 +160,8 @@ def test_sigterm_lets_streams_end_and_refuses_new_requests(start_engine, chain):
     assert health == 200
     assert rest[-1] == "data: [DONE]"
     events = [json.loads(line[6:]) for line in [first, *rest[:-1]]]
-    assert [t for e in events for t in e["choices"][0]["token_ids"]] == chain.continuation([9], 60)
-    assert engine.process.wait(10) == 0
+    assert [t for e in events for t in e["choices"][0]["token_ids"]] == chain.continuation([9], 300)
+    assert engine.process.wait(60) == 0
 
 
 def test_sigterm_without_patience_cuts_streams_with_an_end_mark(start_engine):
@@ -179,5 +176,5 @@ def test_sigterm_without_patience_cuts_streams_with_an_end_mark(start_engine):
 
     assert rest[-1] == "data: [DONE]"
     assert all('"finish_reason":null' in line for line in [first, *rest[:-1]])
-    assert engine.process.wait(10) == 0
+    assert engine.process.wait(60) == 0
     assert not list(engine.folder.glob("now*"))  # no socket file stays behind

@@ -49,7 +49,7 @@ def pilot(scenario, *taken, size=(80, 24), then=None):
 
 
 async def settle(app, driver, num_snapshots):
-    for _ in range(500):
+    for _ in range(6000):
         await driver.pause(0.01)
         overview = app._latest.overview
         if (
