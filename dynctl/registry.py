@@ -26,9 +26,13 @@ def load(package: str, name: str, attribute: str) -> Any:  # noqa: ANN401 - each
     if name not in known:
         kind = package.rsplit(".", 1)[-1]
         raise DynctlError(f"no {kind} called {name!r}", f"there are: {', '.join(known)}")
-    return getattr(importlib.import_module(f"{package}.{name}"), attribute)
+    return _plug_in(package, name, attribute)
 
 
 def load_all(package: str, attribute: str) -> dict[str, Any]:
     """Import every plug-in of a package: for help, probes and dashboards, where all are wanted."""
-    return {name: load(package, name, attribute) for name in names(package)}
+    return {name: _plug_in(package, name, attribute) for name in names(package)}
+
+
+def _plug_in(package: str, name: str, attribute: str) -> Any:  # noqa: ANN401 - as in `load`
+    return getattr(importlib.import_module(f"{package}.{name}"), attribute)
