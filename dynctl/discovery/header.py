@@ -35,7 +35,6 @@ class Header:
     """Column of the text where the first tail label starts; -1 when there is none."""
     last_at: int
     """Column of the text where the last device label starts."""
-    line: int = 0
 
 
 def row_label(line: str, columns: Sequence[str] = ()) -> re.Match[str] | None:

@@ -7,7 +7,7 @@ Pure.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dynctl.discovery import affinity
@@ -21,13 +21,14 @@ from dynctl.discovery.header import (
     mend_header,
     row_label,
 )
+from dynctl.discovery.linkage import Square
 from dynctl.discovery.mend import unstyled
 from dynctl.discovery.wrapping import unwrap
 
 _CELL = re.compile(rf"X|{LINK}|{P2P}")
 _LINK_RUN = re.compile(rf"(?:X|{LINK})+")
 _P2P_RUN = re.compile(rf"(?:X|{P2P})+")
-_GPU = re.compile(r"GPU(\d{1,3})\Z")
+_GPU = re.compile(r"GPU\d{1,3}")
 _BARS = str.maketrans("\u2502\u2503\u2551", "|||")
 _MAX_LINE_CHARS = 20_000
 _MAX_LINES = 5_000
@@ -51,7 +52,6 @@ class Row:
     """One labelled line (or a line and its continuations): cells in column order, and what follows them."""
 
     label: str
-    line: int
     cells: list[str | None]
     tail: affinity.Tail = ()
     """CPU affinity, NUMA affinity, GPU NUMA id, as far as there are; None where it cannot be told."""
@@ -67,7 +67,6 @@ class Row:
 class Matrix:
     """One block: a header and its rows."""
 
-    line: int
     columns: list[str]
     is_p2p: bool
     tail_names: list[str] = field(default_factory=list)
@@ -97,7 +96,6 @@ def read_matrices(text: str) -> list[Matrix]:
         new_header = header_of(line)
         if new_header is not None:
             found += _close(header, block)
-            new_header.line = number
             header, block = new_header, []
             continue
         match = row_label(line, header.columns if header else ())
@@ -140,11 +138,11 @@ def _close(header: Header | None, block: Sequence[_Line]) -> list[Matrix]:
         columns, num_sure = mend_header(
             header.columns, diagonal, labels, width, is_cut=not header.tail_names and not is_p2p
         )
-        tail_names, line = affinity.whole_names(header.tail_names, tails), header.line
+        tail_names = affinity.whole_names(header.tail_names, tails)
     else:
         columns, num_sure = columns_of_rows(labels, diagonal, width)
-        tail_names, line = affinity.names_of(tails), block[0].number
-    matrix = Matrix(line, columns, is_p2p, list(tail_names), not tail_names and not is_p2p)
+        tail_names = affinity.names_of(tails)
+    matrix = Matrix(columns, is_p2p, tail_names, not tail_names and not is_p2p)
     if matrix.is_cut:
         matrix.notes.append("there are no affinities: cut on the right, where NICs may be missing")
     if header is None:
@@ -211,7 +209,6 @@ def _read_row(line: _Line, matrix: Matrix, header: Header | None) -> Row:
     is_whole = None not in cells and _has_its_tail(line.label, tail, matrix)
     return Row(
         line.label,
-        line.number,
         cells,
         affinity.by_words(tail, matrix.tail_names, is_late=_is_late(line, tail, header)),
         is_whole,
@@ -257,7 +254,6 @@ def _by_tabs(line: _Line, count: int, own: int, matrix: Matrix) -> Row | None:
     is_whole = is_whole and "" not in cells and _has_its_tail(line.label, "".join(tail), matrix)
     return Row(
         line.label,
-        line.number,
         [cell or None for cell in cells],
         affinity.by_tabs(tail, matrix.tail_names),
         is_whole,
@@ -340,7 +336,28 @@ def _whole_rows(matrix: Matrix) -> set[str]:
     }
 
 
-def gpu_index(label: str) -> int | None:
-    """Return the number of a GPU label; None for other devices."""
-    match = _GPU.match(label)
-    return int(match[1]) if match else None
+def gpu_labels(matrices: Sequence[Matrix]) -> list[str]:
+    """Every GPU that has a column, by its number."""
+    columns = {column for matrix in matrices for column in matrix.columns}
+    return sorted(filter(is_gpu, columns), key=gpu_index)
+
+
+def is_gpu(label: str) -> bool:
+    """Whether a label is that of a GPU."""
+    return _GPU.fullmatch(label) is not None
+
+
+def gpu_index(label: str) -> int:
+    """The number in a GPU's label."""
+    return int(label.removeprefix("GPU"))
+
+
+def cell_of(pairs: Mapping[tuple[str, str], str], one: str, other: str) -> str | None:
+    """What a folded matrix tells of two devices."""
+    a, b = sorted((one, other))
+    return pairs.get((a, b))
+
+
+def square(labels: Sequence[str], pairs: Mapping[tuple[str, str], str]) -> Square:
+    """A folded matrix with both halves again."""
+    return tuple(tuple("X" if a == b else cell_of(pairs, a, b) for b in labels) for a in labels)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from dynctl.core.command import Completed
 from dynctl.discovery.facts import TopoFacts
-from dynctl.discovery.matrix import Matrix, gpu_index, merge, read_matrices
+from dynctl.discovery.matrix import Matrix, gpu_index, gpu_labels, merge, read_matrices, square
 from dynctl.discovery.probe import ABSENT_STATUS, Probe, check_smi, text_of
 
 _SCRIPT = """
@@ -17,7 +17,6 @@ done
 CAPABILITIES = ("read", "write", "nvlink", "pcie", "atomics", "status")
 _SECTION = re.compile(rf"(?m)^.*?(?:== p2p ({'|'.join(CAPABILITIES)})|topo -p2p +([rwnapc]+)\b).*$")
 _LETTERS = {"r": "read", "w": "write", "n": "nvlink", "a": "atomics", "p": "pcie"}
-Square = tuple[tuple[str | None, ...], ...]
 
 
 def parse(done: Completed) -> dict[str, TopoFacts]:
@@ -54,17 +53,9 @@ def _facts(matrices: Sequence[Matrix]) -> TopoFacts:
     differ: set[tuple[str, str]] = set()
     for folded in (merge(matrix, notes) for matrix in matrices):
         differ |= {pair for pair, cell in folded.items() if pairs.setdefault(pair, cell) != cell}
-    gpus = sorted({i for m in matrices for c in m.columns if (i := gpu_index(c)) is not None})
+    gpus = gpu_labels(matrices)
     told = {pair: cell for pair, cell in pairs.items() if pair not in differ}
-    return TopoFacts(tuple(gpus), _square(gpus, told), notes=tuple(notes))
-
-
-def _square(gpus: list[int], pairs: dict[tuple[str, str], str]) -> Square:
-    def cell(a: int, b: int) -> str | None:
-        one, other = sorted((f"GPU{a}", f"GPU{b}"))
-        return "X" if a == b else pairs.get((one, other))
-
-    return tuple(tuple(cell(a, b) for b in gpus) for a in gpus)
+    return TopoFacts(tuple(map(gpu_index, gpus)), square(gpus, told), notes=tuple(notes))
 
 
 PROBE = Probe(

@@ -6,16 +6,22 @@ Pure.
 
 import re
 from collections.abc import Sequence
-from typing import TypeVar
 
 from dynctl.core.command import Completed
 from dynctl.discovery import affinity
 from dynctl.discovery.facts import TopoFacts
 from dynctl.discovery.header import nic_legend
-from dynctl.discovery.matrix import Matrix, gpu_index, merge, read_matrices
+from dynctl.discovery.matrix import (
+    Matrix,
+    cell_of,
+    gpu_index,
+    gpu_labels,
+    is_gpu,
+    merge,
+    read_matrices,
+    square,
+)
 from dynctl.discovery.probe import ABSENT_STATUS, Probe, check_smi, fail, text_of
-
-T = TypeVar("T")
 
 _SCRIPT = """
 exec nvidia-smi topo -m
@@ -35,12 +41,8 @@ def parse_topo(text: str) -> TopoFacts:
         raise fail("nvidia-smi topo -m", 1, first, "no matrix with GPU rows found")
     notes = [note for matrix in topologies for note in matrix.notes]
     pairs = _agree(topologies, notes)
-    gpus = sorted(
-        {c for m in topologies for c in _all_labels(m) if gpu_index(c) is not None}, key=_number
-    )
-    nics = list(
-        dict.fromkeys(c for m in topologies for c in _all_labels(m) if gpu_index(c) is None)
-    )
+    gpus = gpu_labels(topologies)
+    nics = list(dict.fromkeys(c for m in topologies for c in m.columns if not is_gpu(c)))
     legend = nic_legend(text)
     cut = {label for m in topologies for label in affinity.cut_ones({r.label: r.tail for r in m.rows})}  # fmt: skip
     if cut:
@@ -60,27 +62,17 @@ def parse_topo(text: str) -> TopoFacts:
         notes.append(f"no legend for {len(nameless)} of {len(nics)} NICs: device names are unknown")
     p2p = _agree([m for m in matrices if m.is_p2p], [])
     return TopoFacts(
-        gpu_indexes=tuple(_number(label) for label in gpus),
-        links=_square(gpus, pairs),
+        gpu_indexes=tuple(gpu_index(label) for label in gpus),
+        links=square(gpus, pairs),
         nic_names=tuple(legend.get(label, label) for label in nics),
-        nic_links=tuple(tuple(_pair(pairs, gpu, nic) for nic in nics) for gpu in gpus),
+        nic_links=tuple(tuple(cell_of(pairs, gpu, nic) for nic in nics) for gpu in gpus),
         cpu_affinity=tuple(_known(rows[label].get("cpu")) for label in gpus),
         numa_affinity=tuple(_known(rows[label].get("numa")) or None for label in gpus),
         gpu_numa_id=tuple(_integer(rows[label].get("gpu_numa")) for label in gpus),
-        p2p=_square(gpus, p2p) if p2p else (),
+        p2p=square(gpus, p2p) if p2p else (),
         may_lack_nics=any(matrix.is_cut for matrix in topologies),
         notes=tuple(dict.fromkeys(notes)),
     )
-
-
-def _all_labels(matrix: Matrix) -> Sequence[str]:
-    return matrix.columns
-
-
-def _number(label: str) -> int:
-    index = gpu_index(label)
-    assert index is not None
-    return index
 
 
 def _agree(matrices: Sequence[Matrix], notes: list[str]) -> dict[tuple[str, str], str]:
@@ -111,17 +103,6 @@ def _differ(matrices: Sequence[Matrix]) -> bool:
             if cell and cpus.setdefault(row.label, cell) != cell:
                 return True
     return False
-
-
-def _pair(pairs: dict[tuple[str, str], str], one: str, other: str) -> str | None:
-    a, b = sorted((one, other))
-    return pairs.get((a, b))
-
-
-def _square(
-    gpus: Sequence[str], pairs: dict[tuple[str, str], str]
-) -> tuple[tuple[str | None, ...], ...]:
-    return tuple(tuple("X" if a == b else _pair(pairs, a, b) for b in gpus) for a in gpus)
 
 
 def _first_tail(matrices: Sequence[Matrix], label: str) -> dict[str, str | None]:
