@@ -34,10 +34,6 @@ def identified(sources: GpuSources) -> tuple[Gpu, ...]:
         return _and_others(gpus, sources)
     if sources.is_smi_broken and (on_bus := _on_bus(sources)):
         return on_bus
-    named = {g.index: (g.uuid, g.name) for g in sources.nvlink}
-    named |= {g.index: (g.uuid, g.name) for g in sources.listed}
-    for index in (*sources.topo.gpu_indexes, *sorted(sources.peers)):
-        named.setdefault(index, (f"unknown-{index}", UNNAMED))
     if not sources.listed and not sources.nvlink and sources.is_smi_broken:
         return ()
     slices = {g.index: g.slices for g in sources.listed}
@@ -46,8 +42,17 @@ def identified(sources: GpuSources) -> tuple[Gpu, ...]:
             _unknown(index, uuid, name),
             state=GpuState.MIG if slices.get(index) else GpuState.UNKNOWN,
         )
-        for index, (uuid, name) in sorted(named.items())
+        for index, (uuid, name) in sorted(_named(sources).items())
     )
+
+
+def _named(sources: GpuSources) -> dict[int, tuple[str, str]]:
+    """UUID and name of every GPU that a list, its links or a matrix names, by its index."""
+    named = {g.index: (g.uuid, g.name) for g in sources.nvlink}
+    named |= {g.index: (g.uuid, g.name) for g in sources.listed}
+    for index in (*sources.topo.gpu_indexes, *sources.peers):
+        named.setdefault(index, (f"unknown-{index}", UNNAMED))
+    return named
 
 
 def _on_bus(sources: GpuSources) -> tuple[Gpu, ...]:
@@ -60,12 +65,10 @@ def _and_others(gpus: tuple[Gpu, ...], sources: GpuSources) -> tuple[Gpu, ...]:
     """Captures may be of some GPUs only: those that another tool names are there as well."""
     if not sources.is_capture:
         return gpus
-    named = {g.index: (g.uuid, g.name) for g in sources.nvlink}
-    named |= {g.index: (g.uuid, g.name) for g in sources.listed}
-    for index in (*sources.topo.gpu_indexes, *sources.peers):
-        named.setdefault(index, (f"unknown-{index}", UNNAMED))
     seen = {gpu.index for gpu in gpus}
-    others = [_unknown(i, uuid, name) for i, (uuid, name) in named.items() if i not in seen]
+    others = [
+        _unknown(i, uuid, name) for i, (uuid, name) in _named(sources).items() if i not in seen
+    ]
     return tuple(sorted((*gpus, *others), key=lambda gpu: gpu.index))
 
 

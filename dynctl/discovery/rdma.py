@@ -42,8 +42,10 @@ def port_state(word: str) -> str:
     return {"initializing": "init", "": "unknown"}.get(text, text)[:32]
 
 
-def physical_state(word: str) -> str:
-    """`5: LinkUp` and `LINK_UP` as `linkup`."""
+def physical_state(word: str | None) -> str | None:
+    """`5: LinkUp` and `LINK_UP` as `linkup`; None where the tool does not tell."""
+    if word is None:
+        return None
     text = re.sub(r"^\s*[0-9]+\s*:\s*|\(.*$", "", word).strip().lower()
     return text.replace("_", "")[:32] or "unknown"
 

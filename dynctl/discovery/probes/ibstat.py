@@ -51,9 +51,7 @@ def _port(device: str, number: int, values: dict[str, str], owner: dict[str, str
         device=device,
         port=number,
         state=rdma.port_state(values.get("state", "")),
-        physical=rdma.physical_state(values["physical state"])
-        if "physical state" in values
-        else None,
+        physical=rdma.physical_state(values.get("physical state")),
         rate_bits_s=rdma.rate_bits_s(values.get("rate", "")),
         link_layer=values.get("link layer", "unknown").lower(),
         hca_type=owner.get("ca type"),

@@ -39,7 +39,7 @@ def _port(device: str, number: int, values: dict[str, str]) -> RdmaPort:
         device=device,
         port=number,
         state=rdma.port_state(values.get("state", "")),
-        physical=rdma.physical_state(values["phys state"]) if "phys state" in values else None,
+        physical=rdma.physical_state(values.get("phys state")),
         rate_bits_s=rdma.rate_bits_s(values.get("rate", "")),
         link_layer=values.get("link_layer", "unknown").lower(),
         num_lanes=rdma.num_lanes(values.get("rate", "")),

@@ -6,7 +6,8 @@ Pure.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from dynctl.core.command import Completed
 from dynctl.core.units import MIB
@@ -297,23 +298,16 @@ def _says_no(line: str) -> bool:
 
 
 def _owners(lines: Sequence[str]) -> dict[int, tuple[bool, str | None]]:
-    return {pid: (ours, user) for pid, ours, user in _owner_rows(lines)}
-
-
-def _owner_rows(lines: Sequence[str]) -> Iterator[tuple[int, bool, str | None]]:
-    for line in lines:
-        match = re.fullmatch(r"(\d{1,10}) ([01]) ?([\w.$-]{0,64})", line.strip())
-        if match:
-            yield int(match[1]), match[2] == "1", match[3] or None
+    """By pid: whether a process carries our tag, and its user."""
+    rows = (re.fullmatch(r"(\d{1,10}) ([01]) ?([\w.$-]{0,64})", line.strip()) for line in lines)
+    return {int(row[1]): (row[2] == "1", row[3] or None) for row in rows if row}
 
 
 def _with_owner(
     process: GpuProcessFacts, owners: dict[int, tuple[bool, str | None]]
 ) -> GpuProcessFacts:
     ours, user = owners.get(process.pid, (False, None))
-    return GpuProcessFacts(
-        process.gpu_uuid, process.pid, process.name, user, process.memory_bytes, ours
-    )
+    return replace(process, user=user, is_tagged=ours)
 
 
 PROBE = Probe(

@@ -33,9 +33,7 @@ def parse(done: Completed) -> RdmaFacts:
                 device=match[1] or match[3],
                 port=int(match[2] or match[4]),
                 state=rdma.port_state(values.get("state", "")),
-                physical=rdma.physical_state(values["physical_state"])
-                if "physical_state" in values
-                else None,
+                physical=rdma.physical_state(values.get("physical_state")),
                 rate_bits_s=None,
                 link_layer="unknown",
                 netdev=values.get("netdev"),
