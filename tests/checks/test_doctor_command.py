@@ -43,7 +43,7 @@ def doctor(tmp_path):
         env = {**os.environ, "HOME": str(tmp_path), "DYNCTL_INVENTORY": str(path)}
         done = subprocess.run(
             [sys.executable, "-m", "dynctl", "doctor", *args],
-            capture_output=True, text=True, timeout=60, check=False, env=env, cwd=tmp_path, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=150, check=False, env=env, cwd=tmp_path, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         return done.returncode, done.stdout, done.stderr
 
@@ -144,7 +144,7 @@ def test_an_unknown_check_exits_with_2(doctor):
 def test_it_works_without_an_inventory(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "dynctl", "doctor", "--local", "-o", "json"],
-        capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)},
     )  # fmt: skip
 
     assert done.returncode in (0, 6), done.stderr

@@ -17,7 +17,7 @@ from hostlab.lab import HostSpec, Lab
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.root,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         rootfs.why_impossible() is not None, reason=f"no lab: {rootfs.why_impossible()}"
     ),

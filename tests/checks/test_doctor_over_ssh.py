@@ -17,7 +17,7 @@ from hostlab.loopback import Loopback, why_no_sshd
 
 pytestmark = [
     pytest.mark.skipif(why_no_sshd() is not None, reason="OpenSSH's sshd is not installed here"),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(600),
 ]
 FAULTY, SOUND = "gpu-01", "gpu-02"
 ONE_LINK_DOWN = """#!/bin/sh

@@ -4,7 +4,6 @@
 """
 
 import os
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -72,14 +71,6 @@ def lab3(make_lab: Callable[..., Lab]) -> Lab:
     return make_lab(
         HostSpec("gpu-1", gpus="hgx-h100"), HostSpec("gpu-2", gpus="hgx-h100"), HostSpec("head")
     )
-
-
-@pytest.fixture
-def unused_port() -> int:
-    """Return a port of 127.0.0.1 that nobody has bound just now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hostlab.gpus import PRESETS
 from hostlab.lab import HostSpec, Lab, wait_until
 from hostlab.operator_home import new_key
 
-pytestmark = [pytest.mark.lab, pytest.mark.root, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.lab, pytest.mark.root, pytest.mark.timeout(600)]
 
 SIM = {"name": "chat", "model": "sim-model", "engine": "sim"}
 

@@ -19,7 +19,7 @@ from hostlab.operator_home import new_key
 from hostlab.rootfs import OPS_UID, cache_dir
 from hostlab.shell import LabError
 
-pytestmark = [pytest.mark.lab, pytest.mark.root, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.lab, pytest.mark.root, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_an_outsider_sees_sshd_and_what_listens_to_all_but_not_loopback(lab3: La
     listen = (
         "import socket, time\n"
         "a = socket.create_server(('0.0.0.0', 40123)); b = socket.create_server(('127.0.0.1', 40124))\n"
-        "time.sleep(300)"
+        "time.sleep(3000)"
     )
     host.run(["systemd-run", "--quiet", "--unit=listen", "python3", "-c", listen])
     wait_until(lambda: ("127.0.0.1", 40124) in host.listening(), "the test's ports listen")
@@ -252,7 +252,7 @@ def test_a_killed_test_process_takes_its_hosts_with_it(who_dies: str) -> None:
         "from hostlab.lab import HostSpec, Lab\n"
         "with Lab([HostSpec('a')]) as lab:\n"
         "    print(lab.id, lab.reaper_pid, flush=True)\n"
-        "    time.sleep(300)\n"
+        "    time.sleep(3000)\n"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None

@@ -4,6 +4,7 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
+from hostlab.lab import wait_until
 from hostlab.loopback import Loopback
 from hostlab.operator_home import new_key
 
@@ -53,6 +54,9 @@ def test_what_was_started_over_ssh_is_found_and_ends_with_the_host(
 ) -> None:
     hosts = loopback("one")
     hosts.ssh("one", "setsid sleep 1000 </dev/null >/dev/null 2>&1 &")
-    assert [line for line in hosts["one"].processes().values() if line.endswith("sleep 1000")]
+    wait_until(
+        lambda: any(line == "sleep 1000" for line in hosts["one"].processes().values()),
+        "it runs",
+    )
     hosts.close()
     assert hosts["one"].processes() == {}

@@ -6,7 +6,7 @@ import pytest
 from hostlab import network
 from hostlab.lab import HostSpec, Lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lab, pytest.mark.root, pytest.mark.timeout(600)]
 
 SLOW_BITS_S = 200_000_000
 

@@ -138,7 +138,13 @@ class Lab(OperatorHome):
         return network.scan_ports(self.outsider, self[host].address)
 
     def left_on_hosts(self) -> dict[str, list[str]]:
-        """Return, per host, what of dynctl and engines is there: processes, ports and directories."""
+        """Return, per host, what of dynctl and engines is there and stays: processes, ports and directories."""
+        deadline_s = time.monotonic() + 10.0
+        while (found := self._on_hosts_now()) and time.monotonic() < deadline_s:
+            time.sleep(0.2)  # what was told to end may still be ending
+        return found
+
+    def _on_hosts_now(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for host in self.hosts.values():
             left = [p.line for p in host.processes(r"dynctl|vllm|VLLM")]
@@ -151,7 +157,7 @@ class Lab(OperatorHome):
         return found
 
 
-def wait_until(is_true: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+def wait_until(is_true: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
     """Wait until something holds; the time limit only catches hangs.
 
     Raises:

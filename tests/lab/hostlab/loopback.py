@@ -48,6 +48,8 @@ class LoopbackHost:
     port: int
     directory: Path
     tag: str
+    held: socket.socket
+    """Keeps the port ours; sshd listens there all the same."""
     sshd: subprocess.Popen[bytes] | None = None
 
     @property
@@ -112,8 +114,9 @@ class Loopback(OperatorHome):
         for host in self.hosts.values():
             if host.sshd is not None:
                 host.sshd.terminate()
-                host.sshd.wait(timeout=10)
+                host.sshd.wait(timeout=60)
                 host.sshd = None
+            host.held.close()
             # Asked again until none is left: a process may start another while we look.
             while left := host.processes():
                 for pid in left:
@@ -127,7 +130,9 @@ class Loopback(OperatorHome):
     def _start(self, index: int, name: str) -> None:
         directory = self.directory / name
         address = f"127.0.88.{11 + index}"
-        host = LoopbackHost(name, address, _free_port(address), directory, secrets.token_hex(8))
+        held = _hold_port(address)
+        port = int(held.getsockname()[1])
+        host = LoopbackHost(name, address, port, directory, secrets.token_hex(8), held)
         host.home.mkdir(parents=True, mode=0o700)
         self.trust([f"[{address}]:{host.port}"], new_key(directory / "host_key"))
         (directory / "authorized_keys").write_text(self.public_key)
@@ -167,7 +172,7 @@ class Loopback(OperatorHome):
             f"PrintMotd no\nSubsystem sftp {sftp}\nForceCommand {enter}\nSetEnv {pairs}\n"
         )
 
-    def _wait_ready(self, host: LoopbackHost, timeout_s: float = 20.0) -> None:
+    def _wait_ready(self, host: LoopbackHost, timeout_s: float = 60.0) -> None:
         deadline_s = time.monotonic() + timeout_s
         while True:
             try:
@@ -181,7 +186,10 @@ class Loopback(OperatorHome):
             time.sleep(0.05)
 
 
-def _free_port(address: str) -> int:
-    with socket.socket() as sock:
-        sock.bind((address, 0))
-        return int(sock.getsockname()[1])
+def _hold_port(address: str) -> socket.socket:
+    """Bind a port that nobody has, without listening, so that no other is given it before sshd listens there."""
+    held = socket.socket()
+    held.bind((address, 0))
+    # Who says so as well, as sshd does, may bind it too.
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return held
