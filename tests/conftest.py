@@ -9,6 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples in every run and no limits of time: what fails, fails everywhere and always.
+settings.register_profile(
+    "steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("steady")
 
 LIMIT_S = 60.0
 """Only catches hangs: also on a busy machine everything waited for happens long before."""

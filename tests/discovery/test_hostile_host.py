@@ -12,7 +12,7 @@ from hostlab.loopback import Loopback, why_no_sshd
 
 pytestmark = [
     pytest.mark.skipif(why_no_sshd() is not None, reason="OpenSSH's sshd is not installed here"),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(600),
 ]
 NASTY = "\x1b[2J\x1b]0;owned\x07[bold red]$(touch {canary});`touch {canary}`\u202etxt\x9b31m"
 SMI = r"""#!{python}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "benchmarks" / "discover_hosts.py"
-HANG_GUARD_S = 90.0
+HANG_GUARD_S = 300.0
 """Only catches hangs; the bound itself is the benchmark's."""
 
 
@@ -21,7 +21,7 @@ def bench():
     return module
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(600)
 def test_twelve_hosts_of_which_four_are_ill(bench, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)

