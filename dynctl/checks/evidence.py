@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from dynctl.agents.protocol import AgentStatus
 from dynctl.core.audit import HostAudit
-from dynctl.core.hardware import Gpu, Host, Topology
+from dynctl.core.hardware import Gpu, Host, Nic, Topology
 from dynctl.core.inventory import DeploymentWish, HostEntry, Inventory
 from dynctl.core.machine import EngineSoftware
 from dynctl.core.plan import Plan, PlannedDeployment, PlannedHost, Pool, Replica, Role
@@ -127,6 +127,10 @@ class Evidence:
             if host.name in self.audits:
                 yield host, self.audits[host.name]
 
+    def host(self, name: str) -> Host | None:
+        """Return a host that was described."""
+        return next((host for host in self.topology.hosts if host.name == name), None)
+
     def gpus(self) -> Iterator[tuple[Host, Gpu]]:
         """Every GPU that is really there."""
         for host in self.topology.hosts:
@@ -145,6 +149,12 @@ class Evidence:
     def uses_gpu(self, gpu: Gpu) -> list[str]:
         """Ids of the planned replicas on a GPU."""
         return [r.id for _, _, r in self.replicas() if any(p.uuid == gpu.uuid for p in r.gpus)]
+
+    def uses_nic(self, host_name: str, nic: Nic) -> bool:
+        """Tell whether a planned replica moves KV blocks over an RDMA port; a device without a port is its first."""
+        named = {tuple(name.split(":")) for r in self.replicas_on(host_name) for name in r.nics}
+        port = nic.port or 1
+        return (nic.device, str(port)) in named or (port == 1 and (nic.device,) in named)
 
     def is_split(self, host_name: str) -> bool:
         """Tell whether a host is planned to hand real KV blocks to or take them from another engine."""
@@ -177,6 +187,11 @@ class Evidence:
         """Where other hosts reach this one: as planned, else as discovered."""
         planned = self.planned_host(host.name)
         return planned.data_address if planned else host.data_address
+
+    def address_of(self, host_name: str) -> str:
+        """The data address of a host; one that could not be described is reached by its name."""
+        host = self.host(host_name)
+        return self.data_address(host) if host else host_name
 
     def entry(self, host: Host) -> HostEntry:
         """Return the host's lines of the inventory."""

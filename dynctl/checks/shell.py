@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
-from dynctl.core.hardware import Gpu, Host
+from dynctl.core.hardware import Gpu, Host, Nic
 from dynctl.core.inventory import HostEntry
 from dynctl.core.text import clean
 
@@ -33,10 +33,9 @@ def root_line(host: Host, *argv: str) -> str:
     return join(argv if host.is_root else ("sudo", *argv))
 
 
-def listens(port: int, address: str | None = None) -> str:
-    """A line that shows who listens on a TCP port, if anybody does."""
-    where = f" and src {address}" if address else ""
-    return f"ss -Hltnp 'sport = :{port}{where}' | grep ."
+def rdma_port(nic: Nic) -> str:
+    """The directory of an RDMA port in sysfs."""
+    return f"/sys/class/infiniband/{quote(nic.device)}/ports/{nic.port or 1}"
 
 
 def on_host(entry: HostEntry, line: str) -> str:

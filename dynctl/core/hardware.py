@@ -102,7 +102,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """One network device; RDMA devices by their verbs name (`mlx5_0`)."""
+    """One network device; RDMA devices by their verbs name (`mlx5_0`), with the port where they have several (`mlx4_0:2`)."""
 
     name: str
     kind: str
@@ -133,6 +133,11 @@ class Nic:
     """Bond this device belongs to, or is."""
     is_management: bool = False
     """Serves the NVSwitch subnet, not data."""
+
+    @property
+    def device(self) -> str:
+        """The RDMA device a port belongs to."""
+        return self.name.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def nics_of(found: HostFacts, system: SystemFacts, topo: TopoFacts) -> tuple[Nic
         _rdma(port, nets, bonds, is_split=per_device[port.device] > 1, is_management=port.device in managed)
         for port in ports
     ]  # fmt: skip
-    known = {nic.name for nic in nics}
+    known = {nic.device for nic in nics}
     nics += [
         Nic(clean(n, 64), "rdma", "unknown", bond=n if "bond" in n else None)
         for n in topo.nic_names
@@ -107,7 +107,7 @@ def _rdma(
     is_split: bool,
     is_management: bool,
 ) -> Nic:
-    name = clean(port.device, 64) + (f"/{port.port}" if is_split else "")
+    name = clean(port.device, 64) + (f":{port.port}" if is_split else "")
     net = nets.get(port.netdev or "")
     card = clean(port.hca_type, 20) if port.hca_type else None
     bond = bonds.get(port.netdev or "")

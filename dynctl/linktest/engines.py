@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dynctl.agents.engines.vllm import UCX_TCP_PORTS
+from dynctl.agents.engines.vllm import UCX_TCP_PORTS, net_devices
 from dynctl.core.hardware import Gpu, GpuState, Host
 from dynctl.core.inventory import EngineSpec, HostEntry, Inventory
 from dynctl.core.text import clean
@@ -70,8 +70,8 @@ def _seat(host: Host, remote: Remote, engine: EngineSpec, *, has_cuda: bool) -> 
     }
     nics = dict(host.gpu_nics).get(gpu.index, ()) if gpu is not None else ()
     if nics:
-        # As engines get it: the devices next to the GPU, by port.
-        env["UCX_NET_DEVICES"] = ",".join(n if ":" in n else f"{n}:1" for n in nics)
+        # As engines get it: the devices next to the GPU.
+        env["UCX_NET_DEVICES"] = net_devices(nics)
     env |= {name: value for name, value in engine.env if name.startswith(_PASSED_ON)}
     python = expand(remote.home, engine.python or "")
     return Seat(host, remote, python, tuple(sorted(env.items())), {"has_gpu": gpu is not None})

@@ -315,7 +315,7 @@ def near_nics(group: Group) -> tuple[str, ...]:
     return tuple(
         nic.name
         for nic in group.host.nics
-        if nic.name in wanted and nic.state != "down" and nic.kind != "ethernet"
+        if {nic.name, nic.device} & wanted and nic.state != "down" and nic.kind != "ethernet"
     )
 
 

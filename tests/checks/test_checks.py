@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 from checkcases import world
-from checkcases.build import b_host, eth, evidence, gpu, host, nic, planned, split_plan
+from checkcases.build import (
+    b_host,
+    eth,
+    evidence,
+    gpu,
+    host,
+    nic,
+    planned,
+    replica,
+    split_plan,
+)
 
 from dynctl.checks.examine import examine, grouped, load_checks, select
 from dynctl.checks.finding import Severity
@@ -141,6 +151,23 @@ def test_limits_of_a_users_units_are_proved_by_that_users_systemd(tmp_path):
         assert world.run(line, world.World({"systemctl": world.says(bad)}), tmp_path / code)[0] == 0
         cured = world.World({"systemctl": world.says(good)})
         assert world.run(line, cured, tmp_path / f"{code}-good")[0] != 0
+
+
+@pytest.mark.parametrize(
+    ("named", "port", "is_used"),
+    [
+        ("mlx5_1", nic("mlx5_1"), True),
+        ("mlx5_1:1", nic("mlx5_1"), True),
+        ("mlx5_10", nic("mlx5_1"), False),
+        ("mlx4_0:2", nic("mlx4_0:2", port=2), True),
+        ("mlx4_0:1", nic("mlx4_0:2", port=2), False),
+    ],
+)
+def test_a_port_is_used_by_its_own_name_only(named, port, is_used):
+    found = planned(plan=split_plan(replica(nics=(named,))))
+
+    assert found.uses_nic("a", port) is is_used
+    assert not found.uses_nic("b", port)
 
 
 def test_simulated_engines_need_no_rdma():

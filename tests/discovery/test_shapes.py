@@ -2,8 +2,10 @@
 
 import pytest
 
+from dynctl.agents.engines.vllm import net_devices
 from dynctl.discovery.capture import Capture, read_captures
 from dynctl.discovery.view import document
+from dynctl.planner.placement import Group, near_nics
 
 
 def read(text):
@@ -305,6 +307,25 @@ def test_rdma_of_older_iproute_is_read():
     assert [(n["name"], n["state"], n["netdev"]) for n in host["nics"]] == [
         ("mlx5_0", "up", "p1p1")
     ]
+
+
+def test_ports_of_one_device_are_named_as_ucx_names_them_and_a_matrix_adds_none():
+    matrix = "\tGPU0\tNIC0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tPIX\t0-7\t0\nNIC0\tPIX\t X \nNIC0: mlx4_0\n"
+    topology, _ = read_captures(
+        [
+            Capture("topo.txt", matrix.encode(), "a"),
+            Capture("rdma.txt", b"link mlx4_0/1 state ACTIVE\nlink mlx4_0/2 state DOWN\n", "a"),
+        ]
+    )
+    (host,) = topology.hosts
+    group = Group(host, (0,))
+
+    assert [(nic.name, nic.device, nic.port) for nic in host.nics] == [
+        ("mlx4_0:1", "mlx4_0", 1),
+        ("mlx4_0:2", "mlx4_0", 2),
+    ]
+    assert near_nics(group) == ("mlx4_0:1",)
+    assert net_devices(near_nics(group)) == "mlx4_0:1"
 
 
 def test_addresses_of_infiniband_do_not_make_it_ethernet():

@@ -6,6 +6,7 @@ Pure.
 """
 
 import json
+from collections.abc import Sequence
 
 from dynctl.agents.launch import Capabilities, Endpoints, Launch, Places, extra_flags, flag_problems
 from dynctl.agents.protocol import EngineWish
@@ -198,8 +199,13 @@ def _env(wish: EngineWish, places: Places) -> dict[str, str]:
         env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(wish.side_channel_port)
         env["UCX_TCP_PORT_RANGE"] = UCX_TCP_PORTS
         if wish.nics:
-            env["UCX_NET_DEVICES"] = ",".join(n if ":" in n else f"{n}:1" for n in wish.nics)
+            env["UCX_NET_DEVICES"] = net_devices(wish.nics)
     return env
+
+
+def net_devices(nics: Sequence[str]) -> str:
+    """RDMA devices as UCX names them: with their port."""
+    return ",".join(name if ":" in name else f"{name}:1" for name in nics)
 
 
 def _merged(env: dict[str, str], extra: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:

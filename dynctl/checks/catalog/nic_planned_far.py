@@ -11,12 +11,14 @@ CODE = "nic-planned-far"
 
 def _judge(evidence: Evidence) -> Iterator[Finding]:
     for _, _, replica in evidence.replicas():
-        host = next((h for h in evidence.topology.hosts if h.name == replica.host_name), None)
+        host = evidence.host(replica.host_name)
         if host is None or not replica.nics or not host.gpu_nics:
             continue
         indexes = {g.index for g in host.gpus if any(p.uuid == g.uuid for p in replica.gpus)}
-        up = {nic.name for nic in host.nics if nic.state == "up"}
-        near = {n for index, names in host.gpu_nics for n in names if index in indexes} & up
+        up = {nic.device for nic in host.nics if nic.state == "up"}
+        near = up & {
+            n.partition(":")[0] for i, names in host.gpu_nics for n in names if i in indexes
+        }
         far = [name for name in replica.nics if name.partition(":")[0] not in near]
         if not near or not far:
             continue

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, red_if
 from dynctl.checks.ports import waits_for_manager
-from dynctl.checks.shell import quote, root_line
+from dynctl.checks.shell import rdma_port, root_line
 
 CODE = "port-down"
 _CURES = {
@@ -17,24 +17,21 @@ _CURES = {
 
 def _judge(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.topology.hosts:
-        planned = {
-            name.partition(":")[0] for r in evidence.replicas_on(host.name) for name in r.nics
-        }
         for nic in host.nics:
             if nic.kind == "ethernet" or nic.state != "down" or nic.is_management:
                 continue
             if waits_for_manager(host, nic):
                 continue  # a finding of its own
-            port = nic.port or 1
+            is_planned = evidence.uses_nic(host.name, nic)
             yield Finding(
                 CODE,
-                red_if(nic.name in planned),
+                red_if(is_planned),
                 host.name,
                 nic.name,
                 "the port is down" + (f" ({nic.physical})" if nic.physical else ""),
                 (
-                    f"{nic.kind} port {port}, state {nic.state}",
-                    *(["planned for KV transfer"] if nic.name in planned else []),
+                    f"{nic.kind} port {nic.port or 1}, state {nic.state}",
+                    *(["planned for KV transfer"] if is_planned else []),
                 ),
                 _CURES.get(
                     nic.physical or "", "check cable, switch port and whether it is switched on"
@@ -43,7 +40,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
                 root_line(host, "ip", "link", "set", nic.netdev, "up")
                 if nic.netdev and nic.physical == "disabled"
                 else None,
-                verify=f"grep -v ACTIVE /sys/class/infiniband/{quote(nic.name)}/ports/{port}/state",
+                verify=f"grep -v ACTIVE {rdma_port(nic)}/state",
                 verify_on=host.name,
             )
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, Severity
-from dynctl.checks.shell import quote, where
+from dynctl.checks.shell import rdma_port, where
 
 CODE = "port-flapping"
 
@@ -27,7 +27,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
                 "change cable or transceiver; transfers under way die with each loss",
                 verify=where(
                     f"$1 >= {_MANY}",
-                    f"/sys/class/infiniband/{quote(nic.name)}/ports/{nic.port or 1}/counters/link_downed",
+                    f"{rdma_port(nic)}/counters/link_downed",
                 ),
                 verify_on=host.name,
             )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, red_if
 from dynctl.checks.ports import waits_for_manager
-from dynctl.checks.shell import quote, root_line
+from dynctl.checks.shell import rdma_port, root_line
 
 CODE = "port-init"
 
@@ -17,20 +17,14 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
                 continue
             yield Finding(
                 CODE,
-                red_if(
-                    any(
-                        name.startswith(nic.name)
-                        for r in evidence.replicas_on(host.name)
-                        for name in r.nics
-                    )
-                ),
+                red_if(evidence.uses_nic(host.name, nic)),
                 host.name,
                 nic.name,
                 "the port has link but no subnet manager configured it",
                 (f"physical state {nic.physical or 'unknown'}, logical state init",),
                 "start a subnet manager (opensm) on one host of the fabric, or in the switch",
                 root_line(host, "systemctl", "start", "opensm"),
-                verify=f"grep -E 'INIT|ARMED' /sys/class/infiniband/{quote(nic.name)}/ports/{nic.port or 1}/state",
+                verify=f"grep -E 'INIT|ARMED' {rdma_port(nic)}/state",
                 verify_on=host.name,
             )
 

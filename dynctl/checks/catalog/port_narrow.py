@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, Severity
-from dynctl.checks.shell import quote
+from dynctl.checks.shell import rdma_port
 
 CODE = "port-narrow"
 
@@ -30,7 +30,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
                 f"runs on {nic.num_lanes} lanes, others of its kind on {best}",
                 (f"{nic.num_lanes}X",),
                 "clean or change cable and transceiver; a broken lane halves or quarters the rate",
-                verify=f"grep -E '\\({nic.num_lanes}X' /sys/class/infiniband/{quote(nic.name)}/ports/{nic.port or 1}/rate",
+                verify=f"grep -E '\\({nic.num_lanes}X' {rdma_port(nic)}/rate",
                 verify_on=host.name,
             )
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, red_if
-from dynctl.checks.shell import quote, where
+from dynctl.checks.shell import rdma_port, where
 from dynctl.core.hardware import Host, Nic
 
 CODE = "port-slow"
@@ -32,7 +32,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             best = max(
                 nic.rate_max_bits_s or 0,
                 twins.get(nic.card or "", 0),
-                alike if nic.name in near else 0,
+                alike if {nic.name, nic.device} & near else 0,
             )
             if nic.rate_bits_s >= 0.9 * best:
                 continue
@@ -41,14 +41,9 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
 
 def _finding(evidence: Evidence, host: Host, nic: Nic, best: int) -> Finding:
     now, could = (f"{rate / 1e9:g}" for rate in (nic.rate_bits_s or 0, best))
-    planned = any(
-        name.partition(":")[0] == nic.name
-        for r in evidence.replicas_on(host.name)
-        for name in r.nics
-    )
     return Finding(
         CODE,
-        red_if(planned),
+        red_if(evidence.uses_nic(host.name, nic)),
         host.name,
         nic.name,
         f"runs at {now} of {could} Gb/s",
@@ -56,7 +51,7 @@ def _finding(evidence: Evidence, host: Host, nic: Nic, best: int) -> Finding:
         "check cable and transceiver, the switch port's speed setting, and for lanes that are down",
         verify=where(
             f"$1 < {0.9 * best / 1e9:g}",
-            f"/sys/class/infiniband/{quote(nic.name)}/ports/{nic.port or 1}/rate",
+            f"{rdma_port(nic)}/rate",
         ),
         verify_on=host.name,
     )

@@ -4,25 +4,22 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, red_if
-from dynctl.checks.shell import quote, root_line
+from dynctl.checks.shell import rdma_port, root_line
 
 CODE = "roce-gid-missing"
 
 
 def _judge(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.topology.hosts:
-        planned = {
-            name.partition(":")[0] for r in evidence.replicas_on(host.name) for name in r.nics
-        }
         for nic in host.nics:
             if nic.kind != "roce" or nic.state != "up" or not nic.gids or nic.is_management:
                 continue
             if any(g.version == "v2" and not g.gid.lower().startswith("fe80") for g in nic.gids):
                 continue
-            port = f"/sys/class/infiniband/{quote(nic.name)}/ports/{nic.port or 1}"
+            port = rdma_port(nic)
             yield Finding(
                 CODE,
-                red_if(nic.name in planned),
+                red_if(evidence.uses_nic(host.name, nic)),
                 host.name,
                 nic.name,
                 "no RoCE v2 GID with a routable address: KV transfer over it cannot be set up",

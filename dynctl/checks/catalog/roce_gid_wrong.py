@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, Severity
-from dynctl.checks.shell import quote
+from dynctl.checks.shell import rdma_port
 from dynctl.core.hardware import Host, Nic
 
 CODE = "roce-gid-wrong"
@@ -38,7 +38,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
 
 def _finding(host: Host, nic: Nic, name: str, index: int, what: str) -> Finding:
     good = [g.index for g in nic.gids if g.version == "v2" and not g.gid.lower().startswith("fe80")]
-    port = f"/sys/class/infiniband/{quote(nic.name)}/ports/{nic.port or 1}"
+    port = rdma_port(nic)
     advice = (
         f"set {name} to {good[0]}" if good else "give the device an address of the data network"
     )
