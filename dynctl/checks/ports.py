@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from dynctl.checks.evidence import Evidence
 from dynctl.core.audit import Listener
 from dynctl.core.hardware import Host, Nic
+from dynctl.core.inventory import DeploymentWish
 from dynctl.core.plan import Plan
 from dynctl.router.config import split_listen
 
@@ -50,6 +51,15 @@ def planned_ports(plan: Plan | None) -> list[PlannedPort]:
                 )
             )
     return [port for port in ports if port.port]
+
+
+def entrance(evidence: Evidence, wish: DeploymentWish) -> tuple[str | None, str]:
+    """The host a router is planned on, and HOST:PORT by which that host itself connects to it."""
+    planned = evidence.plan.deployments if evidence.plan else ()
+    host_name = next((d.router.host_name for d in planned if d.name == wish.name), None)
+    address, port = split_listen(wish.router.listen)
+    address = "127.0.0.1" if is_any(address) else address
+    return host_name, f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def is_loopback_address(text: str) -> bool:

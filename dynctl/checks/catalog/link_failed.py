@@ -15,8 +15,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
     for link in evidence.topology.links:
         if not link.error:
             continue
-        target = next((h for h in evidence.topology.hosts if h.name == link.target_name), None)
-        address = evidence.data_address(target) if target else link.target_name
+        address = evidence.address_of(link.target_name)
         yield Finding(
             CODE,
             red_if((link.source_name, link.target_name) in used or link.kind is LinkKind.TCP),

@@ -24,8 +24,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             )
         if not facts:
             continue
-        target = next((h for h in evidence.topology.hosts if h.name == link.target_name), None)
-        address = evidence.data_address(target) if target else link.target_name
+        address = evidence.address_of(link.target_name)
         yield Finding(
             CODE,
             Severity.WARNING,

@@ -18,9 +18,8 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
     for link in evidence.topology.links:
         if (link.retransmit_ratio or 0.0) < _LEAST:
             continue
-        source = next((h for h in evidence.topology.hosts if h.name == link.source_name), None)
-        target = next((h for h in evidence.topology.hosts if h.name == link.target_name), None)
-        address = evidence.data_address(target) if target else link.target_name
+        source = evidence.host(link.source_name)
+        address = evidence.address_of(link.target_name)
         yield Finding(
             CODE,
             Severity.WARNING,

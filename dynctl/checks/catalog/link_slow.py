@@ -20,8 +20,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             continue
         if link.is_processor_bound:
             continue
-        target = next((h for h in evidence.topology.hosts if h.name == link.target_name), None)
-        address = evidence.data_address(target) if target else link.target_name
+        address = evidence.address_of(link.target_name)
         yield Finding(
             CODE,
             red_if((link.source_name, link.target_name) in used and rate < 0.25 * usual[0]),

@@ -18,8 +18,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
         if back is None or not is_asymmetric(link, back):
             continue
         to, fro = link.bytes_s or 0.0, back.bytes_s or 1.0
-        target = next((h for h in evidence.topology.hosts if h.name == link.target_name), None)
-        address = evidence.data_address(target) if target else link.target_name
+        address = evidence.address_of(link.target_name)
         yield Finding(
             CODE,
             Severity.WARNING,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence
 from dynctl.checks.finding import Check, Finding, Severity
-from dynctl.checks.ports import is_any, is_loopback_address
+from dynctl.checks.ports import entrance, is_loopback_address
 from dynctl.router.config import split_listen
 
 CODE = "router-without-tls"
@@ -12,18 +12,9 @@ CODE = "router-without-tls"
 
 def _judge(evidence: Evidence) -> Iterator[Finding]:
     for wish in evidence.inventory.deployments:
-        host, port = split_listen(wish.router.listen)
-        if is_loopback_address(host) or wish.router.tls_cert:
+        if is_loopback_address(split_listen(wish.router.listen)[0]) or wish.router.tls_cert:
             continue
-        address = "127.0.0.1" if is_any(host) else host
-        target = f"[{address}]" if ":" in address else address
-        planned = (
-            next(
-                (d.router.host_name for d in evidence.plan.deployments if d.name == wish.name), None
-            )
-            if evidence.plan
-            else None
-        )
+        planned, at = entrance(evidence, wish)
         yield Finding(
             CODE,
             Severity.WARNING,
@@ -32,7 +23,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             f"its router listens on {wish.router.listen} without TLS: keys and prompts travel in clear text",
             ("router.tls_cert: none",),
             "set router.tls_cert and router.tls_key, or put a TLS proxy in front and listen on 127.0.0.1",
-            verify=f"curl -s -m 5 -o /dev/null -w '%{{http_code}}\\n' http://{target}:{port}/health | grep -vx 000",
+            verify=f"curl -s -m 5 -o /dev/null -w '%{{http_code}}\\n' http://{at}/health | grep -vx 000",
             verify_on=planned,
         )
 

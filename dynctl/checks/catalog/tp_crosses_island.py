@@ -10,7 +10,7 @@ CODE = "tp-crosses-island"
 
 def _judge(evidence: Evidence) -> Iterator[Finding]:
     for _, pool, replica in evidence.replicas():
-        host = next((h for h in evidence.topology.hosts if h.name == replica.host_name), None)
+        host = evidence.host(replica.host_name)
         if host is None or pool.parallelism.tp < 2 or not host.nvlink_islands:
             continue
         at = {gpu.uuid: i for i, gpu in enumerate(host.gpus)}
