@@ -226,7 +226,10 @@ class Unit:
             return None
 
     def _overdue(self) -> Cause:
-        text = f"not ready within {format_seconds(self.program.deadline_s)}"
+        limit = format_seconds(self.program.deadline_s)
+        if self.run is not None and self.run.identity is None:
+            return Cause("deadline", f"no token from {self.run.at.url} within {limit}")
+        text = f"not ready within {limit}"
         last = self.log.last_lines(1, this_start=True)
         return Cause("deadline", text + (f"; its last line: {clean(last[0])}" if last else ""))
 

@@ -108,6 +108,26 @@ def test_next_supervisor_takes_it_over_under_the_same_incarnation(supervised, to
     supervised(second)
 
 
+def test_server_that_never_answers_is_named_by_its_url(supervised, tools, port):
+    async def body(supervisor):
+        silent = EngineWish(
+            "ext-0",
+            "chat",
+            "aggregated",
+            "external",
+            "m",
+            url=f"http://127.0.0.1:{port}",
+            start_deadline_s=1.0,
+        )
+        await supervisor.apply(tools.host_slice(silent))
+        await tools.until(supervisor, lambda: tools.state(supervisor, "ext-0") is S.BACKOFF)
+        told = supervisor.status.units[0].last_error
+        assert told == f"no token from http://127.0.0.1:{port} within 1.00 s"
+        await supervisor.shutdown(now=True)
+
+    supervised(body)
+
+
 def test_wrong_model_is_final(supervised, tools, server, port):
     server(port)
 
