@@ -122,7 +122,7 @@ def test_server_that_never_answers_is_named_by_its_url(supervised, tools, port):
         await supervisor.apply(tools.host_slice(silent))
         await tools.until(supervisor, lambda: tools.state(supervisor, "ext-0") is S.BACKOFF)
         told = supervisor.status.units[0].last_error
-        assert told == f"no token from http://127.0.0.1:{port} within 1.00 s"
+        assert told == f"no token from http://127.0.0.1:{port} within 1.0 s"
         await supervisor.shutdown(now=True)
 
     supervised(body)
