@@ -10,6 +10,8 @@ from dynctl.core.machine import EngineSoftware
 
 VLLM_FLOOR = (0, 33, 0)
 """Earlier releases may mix answers of different users (GHSA-5r3c-5x4v-8gjh)."""
+VLLM_WANTED = f"vllm>={'.'.join(map(str, VLLM_FLOOR))}"
+"""As pip takes it."""
 
 VLLM_ADVISORIES: tuple[tuple[tuple[int, int, int], str, str], ...] = (
     ((0, 33, 0), "GHSA-5r3c-5x4v-8gjh", "answers mixed between users"),

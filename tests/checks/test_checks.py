@@ -114,6 +114,17 @@ def test_hostile_names_are_cleaned_and_quoted():
             assert len(text) <= 1000
 
 
+@pytest.mark.parametrize("code", ["public-data-address", "data-address-foreign"])
+def test_a_hostile_address_runs_nothing_in_a_verify_line(code, tmp_path):
+    address = "2001:4860::1%$(touch owned)'$(touch owned)'"
+    found = planned(host(data_address=address), plan=split_plan(address=address))
+    (finding,) = [f for f in CHECKS[code].judge(found) if f.host_name == "a"]
+
+    subprocess.run(["sh", "-c", finding.verify], cwd=tmp_path, capture_output=True, timeout=60, check=False)  # fmt: skip
+
+    assert not (tmp_path / "owned").exists()
+
+
 def test_equal_findings_of_several_hosts_are_one_group():
     sick = {"has_persistence": False}
     hosts = [host(n, gpus=(gpu(0, n, health=sick),)) for n in ("a", "b", "c")]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dynctl.checks.evidence import Evidence
 from dynctl.checks.finding import Check, Finding, Severity
 from dynctl.checks.ports import is_loopback_address
+from dynctl.checks.shell import quote
 
 CODE = "data-address-foreign"
 
@@ -28,7 +29,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             "the data address is on no network device of this host: nothing can listen there",
             (f"its addresses: {', '.join(own)}",),
             "set data_address to one of its own addresses (behind NAT: the inner one)",
-            verify=f"ip -o address show | awk '{{ print $4 }}' | grep -vF '{address}/' | sort -u; ! ip -o address show | grep -qF ' {address}/'",
+            verify=f"ip -o address show | awk '{{ print $4 }}' | grep -vF {quote(address)}/ | sort -u; ! ip -o address show | grep -qF ' '{quote(address)}/",
             verify_on=host.name,
         )
 

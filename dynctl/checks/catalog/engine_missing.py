@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dynctl.checks.advisories import VLLM, version_of
+from dynctl.checks.advisories import VLLM, VLLM_WANTED, version_of
 from dynctl.checks.evidence import Evidence
 from dynctl.checks.finding import Check, Finding, Severity
 from dynctl.checks.shell import program
@@ -24,7 +24,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
                 f"packages: {', '.join(name for name, _ in software.packages) or 'none of the engine'}",
             ),
             "install it into that environment",
-            f"{program(software.python)} -m pip install 'vllm>=0.33.0'",
+            f"{program(software.python)} -m pip install '{VLLM_WANTED}'",
             verify=f"{program(software.python)} -c 'import importlib.util as u; f = u.find_spec(\"vllm\"); print(f); raise SystemExit(f is not None)'",
             verify_on=host.name,
         )

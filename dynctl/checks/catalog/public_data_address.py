@@ -34,7 +34,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             "the data address is public: NIXL's ports ask nobody who they are",
             (f"private addresses of this host: {', '.join(private) or 'none'}",),
             f"{hint} in the inventory, and plan again",
-            verify=f"ip -o address show | grep -F ' {quote(address)}/'",
+            verify=f"ip -o address show | grep -F ' '{quote(address)}/",
             verify_on=host.name,
         )
 

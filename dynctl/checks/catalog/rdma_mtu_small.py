@@ -28,7 +28,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
                 root_line(host, "ip", "link", "set", "dev", nic.netdev, "mtu", "9000")
                 if nic.netdev
                 else None,
-                verify=f"ibv_devinfo -d {quote(nic.name)} -i {nic.port or 1} | "
+                verify=f"ibv_devinfo -d {quote(nic.device)} -i {nic.port or 1} | "
                 + where(f"/active_mtu/ && $2 < {_LEAST_BYTES}"),
                 verify_on=host.name,
             )

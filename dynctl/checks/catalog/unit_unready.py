@@ -1,4 +1,4 @@
-"""An engine or router has been starting for long, or a planned unit is not there. Pure."""
+"""An engine has been starting for long, or a planned one is not there. Pure."""
 
 from collections.abc import Iterator
 

@@ -2,7 +2,14 @@
 
 from collections.abc import Iterator
 
-from dynctl.checks.advisories import VLLM, VLLM_FLOOR, advisories_for, release, version_of
+from dynctl.checks.advisories import (
+    VLLM,
+    VLLM_FLOOR,
+    VLLM_WANTED,
+    advisories_for,
+    release,
+    version_of,
+)
 from dynctl.checks.evidence import Evidence
 from dynctl.checks.finding import Check, Finding, Severity
 from dynctl.checks.shell import program
@@ -30,8 +37,8 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             f"{name} {version} is older than {floor}"
             + (", which the inventory allows" if is_allowed else ""),
             tuple(advisories_for(version)),
-            f"upgrade the environment to vllm>={floor}; engine.allow_old_version accepts it on test machines",
-            f"{program(software.python)} -m pip install --upgrade 'vllm>={floor}'",
+            f"upgrade the environment to {VLLM_WANTED}; engine.allow_old_version accepts it on test machines",
+            f"{program(software.python)} -m pip install --upgrade '{VLLM_WANTED}'",
             verify=(
                 f'{program(software.python)} -c \'import importlib.metadata as m, re; v = m.version("{name}"); print(v); '
                 f'raise SystemExit(tuple(map(int, re.findall(r"\\d+", v)[:3])) >= {VLLM_FLOOR})\''
