@@ -4,6 +4,7 @@ Stops at the first failure and says what was done; every step can be taken again
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -114,6 +115,7 @@ async def wait_ready(
         waiting = [f"{u.id} {u.state.value}" for _, u in units if u.state is not EngineState.READY]
         if not waiting:
             _refuse_unchanged(statuses, goals)
+            await _tell_findings(clients, statuses, tell)
             return statuses
         if now - started > READY_TIMEOUT_S:
             raise DeployError(
@@ -126,6 +128,24 @@ async def wait_ready(
             tell("", "wait", f"{', '.join(waiting)}, {passed}")
             last_told = now
         await asyncio.sleep(POLL_S)
+
+
+async def _tell_findings(
+    clients: Mapping[str, AgentClient], statuses: Mapping[str, AgentStatus], tell: Tell
+) -> None:
+    """Tell what routers find wrong with engines: those serve, but not by what they have cached."""
+    for name, status in statuses.items():
+        for unit in status.units:
+            if unit.kind != "router":
+                continue
+            try:
+                found = json.loads(await clients[name].ask_router(unit.id, "/findings"))
+            except DynctlError as error:
+                tell(name, unit.id, f"does not say what it finds of engines: {error.message}")
+                continue
+            for one in found:
+                text = f"degraded: {one['engine']}: {one['text']} ({one['cause']}); {one['hint']}"
+                tell(name, unit.id, clean(text, 400))
 
 
 def _awaited(statuses: Mapping[str, AgentStatus]) -> list[tuple[str, UnitStatus]]:

@@ -9,6 +9,7 @@ import msgspec
 
 from dynctl.errors import DynctlError
 from dynctl.router.api.answers import Failure
+from dynctl.router.findings import Finding
 
 if TYPE_CHECKING:
     from dynctl.router.desk import Desk
@@ -26,7 +27,7 @@ def answer(desk: "Desk", method: str, path: str, query: bytes) -> tuple[int, byt
         case ("GET", "/hits"):
             return 200, msgspec.json.encode(desk.hits.to_json())
         case ("GET", "/findings"):
-            return 200, msgspec.json.encode(desk.probes.findings())
+            return 200, msgspec.json.encode(_findings(desk))
         case ("GET", "/policy"):
             return _policy(desk)
         case ("POST", "/policy"):
@@ -38,6 +39,15 @@ def answer(desk: "Desk", method: str, path: str, query: bytes) -> tuple[int, byt
             return failure if isinstance(failure, Failure) else _shadow(desk)
         case _:
             return Failure(404, f"no {path} here", "not_found")
+
+
+def _findings(desk: "Desk") -> list[Finding]:
+    """What is wrong with engines: by what requests showed, and before there were any."""
+    found = list(desk.probes.findings())
+    named = {finding.engine for finding in found}
+    if desk.tokens.tokenizer is not None:
+        found += [one for one in desk.probes.degraded() if one.engine not in named]
+    return found
 
 
 def _decisions(desk: "Desk", args: dict[str, list[str]]) -> tuple[int, bytes] | Failure:

@@ -18,6 +18,7 @@ from dynctl.router.api.answers import Failure
 from dynctl.router.choosing import Policy
 from dynctl.router.config import RouterConfig
 from dynctl.router.decisions import DecisionRing
+from dynctl.router.first_events import FirstEvents
 from dynctl.router.hits import HitBook
 from dynctl.router.metrics import Metrics, gauge
 from dynctl.router.placement import Placement
@@ -70,6 +71,9 @@ class Desk:
         self.texts = TextHolders(self.index)
         self.fleet = Fleet(
             self.workers, self.index, self.metrics, self.pump_soon, self.probes.notes
+        )
+        self.first_events = FirstEvents(
+            self.workers, self.index, self.probes.notes, asks=settings.probe_s > 0
         )
         self.policy_name = config.policy
         self.placement = Placement(
@@ -139,6 +143,11 @@ class Desk:
         """Whether a request could be served now."""
         return not self.is_draining and bool(self.workers.serving(_GENERATING))
 
+    def awaited_events(self) -> tuple[str, ...]:
+        """Engines whose first KV events a router that begins should wait for; none where nobody matches tokens."""
+        is_matching = self.tokens.tokenizer is not None and self.placement.policy.uses_index
+        return self.first_events.awaited(self.loop.time()) if is_matching else ()
+
     # Flights
 
     def enter(self, flight: "Flight | ShortFlight") -> None:
@@ -189,6 +198,7 @@ class Desk:
             self.pump_soon()
         if self._ticks % _PROBE_EVERY == 0:
             self.workers.relax(now_s, self.index)
+            self.first_events.look(now_s)
             for finding in self.probes.tick(now_s):
                 log.warning("engine %s: %s (%s)", clean(finding.engine), finding.text, finding.hint)
         if self._ticks % _CHECK_EVERY == 0:

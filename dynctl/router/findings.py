@@ -65,12 +65,12 @@ def diagnose(e: Evidence) -> Finding | None:
     """Name the first broken precondition; None: nothing is wrong, or too little is known yet."""
     if e.num_ended < _MIN_CHECKED:
         return None
-    found = _events(e) or _identity(e) or _reports(e)
+    found = events_fault(e) or _identity(e) or _reports(e)
     return None if found is None else Finding(e.engine, *found)
 
 
-def _events(e: Evidence) -> tuple[str, str, str] | None:
-    """Whether events arrive and can be read."""
+def events_fault(e: Evidence) -> tuple[str, str, str] | None:
+    """Say why no events arrive that can be read: cause, text and hint; None: they do, or may still come."""
     if not e.has_events_source:
         return (
             "no_events_source",

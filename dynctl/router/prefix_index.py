@@ -356,8 +356,13 @@ class PrefixIndex:
         return sum(found) / len(found) if found else 0.0
 
     def num_stored(self, engine_id: str) -> int:
-        """Blocks an engine's device was ever said to hold since it began."""
-        return sum([slot.num_stored for slot in self._on_device(engine_id)])
+        """Blocks an engine itself was ever said to hold since it began; what is only believed of it does not count."""
+        told = [slot for source, slot in self._slots.items() if _is_told_by(source, engine_id)]
+        return sum([slot.num_stored for slot in told])
+
+    def is_told_of(self, engine_id: str) -> bool:
+        """Tell whether anything was said of an engine's cache, if only that it is empty."""
+        return any(_is_told_by(source, engine_id) for source in self._slots)
 
     def _on_device(self, engine_id: str) -> list[_Slot]:
         return [
@@ -367,11 +372,17 @@ class PrefixIndex:
         ]
 
     def is_published(self, engine_id: str, block: int) -> bool:
-        """Tell whether the engine itself was said to hold a block; what is only expected does not count."""
+        """Tell whether the engine itself was said to hold a block; what is only expected or believed does not count."""
         at = block & _SHARD_BITS
         mask = self._young[at].get(block) or self._old[at].get(block, 0)
-        return any(mask & s.bit for source, s in self._slots.items() if source[0] == engine_id)
+        told = [slot for source, slot in self._slots.items() if _is_told_by(source, engine_id)]
+        return any(mask & slot.bit for slot in told)
 
     def __len__(self) -> int:
         """Distinct hashes held, including ones whose engines are retired and not yet swept."""
         return sum(map(len, self._young)) + sum(map(len, self._old))
+
+
+def _is_told_by(source: Source, engine_id: str) -> bool:
+    """Ranks below 0 are not the engine's own: what was sent there stands for what nobody tells."""
+    return source.engine_id == engine_id and source.rank >= 0

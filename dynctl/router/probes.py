@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from dynctl.kv.hashing import PromptBlocks
-from dynctl.router.findings import Evidence, Finding, diagnose
+from dynctl.router.findings import Evidence, Finding, diagnose, events_fault
 from dynctl.router.hits import Outlook
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.prompt import Hashers
@@ -29,6 +29,8 @@ class EngineNotes:
     """What sources noticed about an engine on the way; kept by engine id."""
 
     has_events_source: bool = True
+    is_silent: bool = False
+    """Its events were waited for long enough."""
     was_connected: bool = True
     """Whether its events could be reached at all; only told where somebody reads them."""
     other_topic: str = ""
@@ -90,6 +92,17 @@ class Probes:
     def findings(self) -> tuple[Finding, ...]:
         """What is wrong now."""
         return tuple(self._found.values())
+
+    def degraded(self) -> list[Finding]:
+        """Name engines whose events do not come, before any request has shown it: they are placed by what they were sent."""
+        found = []
+        for worker in self._table.all():
+            is_caching = self.notes.get(worker.id, EngineNotes()).is_caching
+            if worker.is_serving() and (not worker.is_told or is_caching is False):
+                fault = events_fault(self._complete(worker))
+                if fault is not None:
+                    found.append(Finding(worker.id, *fault))
+        return found
 
     def _of(self, worker: Worker) -> Evidence:
         incarnation, evidence = self._evidence.get(worker.id, ("", None))

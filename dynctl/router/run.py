@@ -101,7 +101,7 @@ class Router:
         else:
             self._watch = asyncio.create_task(self._watch_engines(), name="sources")
             # The agent bounds it: a successor that is not ready in time is ended.
-            while not self.desk.can_serve() and not self._watch.done():  # noqa: ASYNC110 - it follows from many things
+            while not self._is_ready() and not self._watch.done():  # noqa: ASYNC110 - it follows from many things
                 await asyncio.sleep(_LOOK_S)
             self.port = await entrance.open(await _taken(sockets.predecessor))
         if sockets.offer is not None:
@@ -109,6 +109,9 @@ class Router:
         if sockets.predecessor is not None and sockets.admin is not None:
             # Last of all: once it says there that it is ready, another may follow it.
             await entrance.open_admin(sockets.admin)
+
+    def _is_ready(self) -> bool:
+        return self.desk.can_serve() and not self.desk.awaited_events()
 
     async def __aexit__(self, *_: object) -> None:
         """Cut what is still under way and close everything; `drain` first for a polite end."""

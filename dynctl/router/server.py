@@ -177,7 +177,7 @@ class Entrance:
 
     def _on_admin(self, exchange: Exchange) -> None:
         if exchange.request.path == "/health":
-            self._health(exchange)
+            self._readiness(exchange)
         else:
             self._show(exchange)
 
@@ -218,6 +218,15 @@ class Entrance:
             return
         why = "draining" if self._desk.is_draining else "no engine is ready"
         self._respond(exchange, 503, msgspec.json.encode({"status": why}))
+
+    def _readiness(self, exchange: Exchange) -> None:
+        """Health for who starts it: at first the caches of the engines that serve have to be heard of, too."""
+        awaited = self._desk.awaited_events() if self._desk.can_serve() else ()
+        if awaited:
+            why = f"waiting for the first KV events of {', '.join(awaited)}"
+            self._respond(exchange, 503, msgspec.json.encode({"status": why}))
+        else:
+            self._health(exchange)
 
     # Answers
 

@@ -392,3 +392,18 @@ def test_a_secret_reaches_the_engine_and_nothing_else(cluster, monkeypatch):
     monkeypatch.setenv("CANARY", "another")
     cluster.run("up", "--yes")
     assert cluster.units()["chat-decode-0"]["pid"] != pid
+
+
+def test_up_ends_when_caches_were_heard_of_and_names_engines_whose_are_not(cluster):
+    """The router asks each engine a question of its own before it is ready (S67)."""
+    cluster.write("{kind: sim, args: {prefix-caching: 0}}")
+    degraded = cluster.run("up", "--yes").stderr
+    cluster.run("down", "--yes", "--now")
+    cluster.write("sim")
+    sound = cluster.run("up", "--yes").stderr
+    [hits] = json.loads(cluster.run("explain", "hits", "-o", "json").stdout)["routers"]
+
+    for engine in ("chat-prefill-0", "chat-decode-0"):
+        assert f"degraded: {engine}: the engine's prefix cache is off (caching_off)" in degraded
+    assert "degraded" not in sound
+    assert hits["findings"] == []

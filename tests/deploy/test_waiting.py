@@ -1,10 +1,12 @@
 """Waiting for units of agents that answer, are away for a moment, or are lost."""
 
 import asyncio
+import json
 
 import pytest
 
 from dynctl.agents.protocol import AgentStatus
+from dynctl.core.deployment import EngineState, UnitStatus
 from dynctl.deploy import apply
 from dynctl.deploy.goals import Goals, HostGoal
 from dynctl.deploy.slices import make_slices
@@ -26,6 +28,7 @@ class Agent:
 
     def __init__(self, name, *script):
         self.name, self.script, self.num_asked = name, script, 0
+        self.units, self.findings = (), []
 
     async def status(self):
         is_away = self.script[min(self.num_asked, len(self.script) - 1)] if self.script else False
@@ -33,8 +36,16 @@ class Agent:
         if is_away:
             raise ConnectError("no agent answers: nothing listens")
         return AgentStatus(
-            "1", "prod", self.name, 1, 1, "d1", "bundle1", "boot", 1, 0.0, units=(), asides=()
+            *("1", "prod", self.name, 1, 1, "d1", "bundle1", "boot", 1, 0.0),
+            units=self.units,
+            asides=(),
         )
+
+    async def ask_router(self, unit_id, target):
+        assert (unit_id, target) == ("r0", "/findings")
+        if isinstance(self.findings, Exception):
+            raise self.findings
+        return json.dumps(self.findings).encode()
 
 
 def wait(monkeypatch, goals, *agents):
@@ -51,6 +62,28 @@ def test_an_agent_that_is_back_in_time_is_waited_for(monkeypatch, goals):
 
     assert sorted(statuses) == ["a", "b"]
     assert told == [("b", "agent", "does not answer; waiting for it to come back")]
+
+
+ROUTER = UnitStatus("r0", "router", EngineState.READY)
+
+
+def test_engines_whose_events_do_not_come_are_told_of_when_all_is_ready(monkeypatch, goals):
+    agent = Agent("a")
+    agent.units = (ROUTER,)
+    agent.findings = [
+        {"engine": "e1", "cause": "caching_off", "text": "its cache is off", "hint": "do"}
+    ]
+    told, _ = wait(monkeypatch, goals, agent)
+
+    assert told == [("a", "r0", "degraded: e1: its cache is off (caching_off); do")]
+
+
+def test_a_router_that_says_nothing_of_its_engines_is_no_failure(monkeypatch, goals):
+    agent = Agent("a")
+    agent.units, agent.findings = (ROUTER,), ConnectError("no router answers")
+    told, _ = wait(monkeypatch, goals, agent)
+
+    assert told == [("a", "r0", "does not say what it finds of engines: no router answers")]
 
 
 def test_an_agent_that_stays_away_ends_up_with_its_host_and_exit_3(monkeypatch, goals):

@@ -78,7 +78,8 @@ class Fleet:
             return
         self.index.believe(engine_id, health.trust)
         notes = self.notes_of(engine_id)
-        worker.is_told = notes.has_events_source = True
+        notes.has_events_source = True
+        worker.is_told = not notes.is_silent
         notes.was_connected = health.was_connected
         notes.num_undecodable = health.num_unreadable
         notes.num_keyed = health.num_keyed

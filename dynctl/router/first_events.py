@@ -1,0 +1,78 @@
+"""Has every engine's cache been heard of? Before that a router is not ready: it would place without knowing (S67).
+
+The router asks each engine a question of its own soon after it began to serve (`prober`), so a first block comes from any
+engine whose events can be read, within a second or two. One that stays silent is waited for no longer than a while, then
+believed to hold what it was sent, and named (`Probes.degraded`). Once all were heard of, or given up, the router stays ready.
+Not here: reading events (`sources`), finding out why they are missing (`findings`). Pure: times are passed in.
+"""
+
+from collections.abc import MutableMapping
+
+from dynctl.router.prefix_index import PrefixIndex
+from dynctl.router.probes import EngineNotes
+from dynctl.router.worker_table import WorkerTable
+from dynctl.router.workers import Worker
+
+PATIENCE_S = 20.0
+"""Three questions; a small part of what an engine takes to load."""
+
+
+class FirstEvents:
+    """What is awaited of the engines of one router."""
+
+    def __init__(
+        self,
+        table: WorkerTable,
+        index: PrefixIndex,
+        notes: MutableMapping[str, EngineNotes],
+        *,
+        asks: bool,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """`asks`: whether engines are asked questions; where not, to be told of an empty cache has to do."""
+        self._table = table
+        self._index = index
+        self._notes = notes
+        self._asks = asks
+        self._patience_s = patience_s
+        self._since_s: dict[tuple[str, str], float] = {}
+        """By incarnation: when it was first seen serving."""
+        self._is_over = False
+
+    def awaited(self, now_s: float) -> tuple[str, ...]:
+        """Name the engines that are waited for; none for ever after there was none once."""
+        if self._is_over:
+            return ()
+        serving = [worker for worker in self._table.all() if worker.is_serving()]
+        names = tuple(worker.id for worker in serving if self._is_awaited(worker, now_s))
+        self._is_over = bool(serving) and not names
+        return names
+
+    def look(self, now_s: float) -> None:
+        """Give up on those that stay silent, and believe those again that speak; call it every second."""
+        living = {worker.key for worker in self._table.all()}
+        for key in [key for key in self._since_s if key not in living]:
+            del self._since_s[key]
+        for worker in self._table.all():
+            if worker.is_serving():
+                since_s = self._since_s.setdefault(worker.key, now_s)
+                is_late = now_s - since_s >= self._patience_s
+                self._judge(worker, is_silent=is_late and not self._is_told(worker))
+
+    def _is_awaited(self, worker: Worker, now_s: float) -> bool:
+        since_s = self._since_s.setdefault(worker.key, now_s)
+        if now_s - since_s >= self._patience_s or not worker.is_told or self._is_told(worker):
+            return False
+        notes = self._notes.get(worker.id)
+        return notes is None or notes.is_caching is not False
+
+    def _is_told(self, worker: Worker) -> bool:
+        if self._asks:
+            return self._index.num_stored(worker.id) > 0
+        return self._index.is_told_of(worker.id)
+
+    def _judge(self, worker: Worker, *, is_silent: bool) -> None:
+        notes = self._notes.get(worker.id)
+        if notes is not None and notes.is_silent != is_silent:
+            notes.is_silent = is_silent
+            worker.is_told = notes.has_events_source and not is_silent

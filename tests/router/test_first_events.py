@@ -1,0 +1,180 @@
+"""A router is ready once the caches of its engines were heard of; those that stay silent are named and believed (S67)."""
+
+import json
+import random
+
+import pytest
+from router_bench import until
+from router_relays import relayed
+from router_sims import Sim, generate, prompt_of, routed_sims
+
+from dynctl.core.deployment import EngineInfo, EngineState
+from dynctl.core.router_settings import Settings
+from dynctl.http1.upstream import Address, Upstream
+from dynctl.router.first_events import PATIENCE_S, FirstEvents
+from dynctl.router.prefix_index import PrefixIndex, Source
+from dynctl.router.probes import EngineNotes
+from dynctl.router.server import Entrance
+from dynctl.router.text_blocks import TEXT_RANK
+from dynctl.router.worker_table import WorkerTable
+
+
+class Scene:
+    """Engines and what is known of them, on a clock of its own."""
+
+    def __init__(self, *names, asks=True):
+        self.table, self.index = WorkerTable(Settings()), PrefixIndex()
+        self.notes = {name: EngineNotes() for name in names}
+        self.first = FirstEvents(self.table, self.index, self.notes, asks=asks)
+        for name in names:
+            self.put(name)
+
+    def put(self, name, state=EngineState.READY):
+        info = EngineInfo(name, "i1", state, "aggregated", "d", "sim", "m", block_size_tokens=16)
+        self.table.put(info)
+
+    def tell(self, name, *blocks, rank=0):
+        source = Source(name, "i1", rank)
+        if not self.index.holds(source):
+            self.index.begin(source)
+        self.index.store(source, blocks)
+
+    def awaited(self, now_s):
+        self.first.look(now_s)
+        return self.first.awaited(now_s)
+
+
+def test_all_engines_that_serve_are_waited_for_once():
+    scene = Scene("a", "b")
+    scene.put("loading", EngineState.STARTING)
+    assert scene.awaited(0.0) == ("a", "b")
+    scene.tell("a", 1)
+    assert scene.awaited(1.0) == ("b",)
+    scene.tell("b", 2)
+    assert scene.awaited(2.0) == ()
+    # From then on it is ready, whoever joins.
+    scene.put("c")
+    assert scene.awaited(3.0) == ()
+
+
+def test_without_an_engine_nothing_is_over():
+    scene = Scene()
+    assert scene.awaited(0.0) == ()
+    scene.put("a")
+    assert scene.awaited(1.0) == ("a",)
+
+
+def test_an_empty_cache_is_told_of_where_nobody_asks_questions():
+    scene = Scene("a", asks=False)
+    assert scene.awaited(0.0) == ("a",)
+    scene.tell("a")
+    assert scene.awaited(0.1) == ()
+
+
+def test_to_be_told_that_a_cache_is_empty_is_no_event_where_questions_are_asked():
+    scene = Scene("a")
+    scene.tell("a")
+    scene.tell("a", 7, rank=TEXT_RANK)  # believed, not told
+
+    assert scene.awaited(0.1) == ("a",)
+
+
+@pytest.mark.parametrize(("fact", "value"), [("has_events_source", False), ("is_caching", False)])
+def test_who_has_nothing_to_tell_is_not_waited_for(fact, value):
+    scene = Scene("a")
+    setattr(scene.notes["a"], fact, value)
+    scene.table.get("a").is_told = scene.notes["a"].has_events_source
+
+    assert scene.awaited(0.0) == ()
+
+
+def test_who_stays_silent_is_believed_to_hold_what_it_was_sent_until_it_speaks():
+    scene = Scene("a", "b")
+    scene.tell("b", 1)
+    worker, other = scene.table.get("a"), scene.table.get("b")
+    assert scene.awaited(0.0) == scene.awaited(PATIENCE_S - 0.1) == ("a",)
+    assert worker.is_told
+    assert scene.awaited(PATIENCE_S) == ()
+    assert (worker.is_told, other.is_told) == (False, True)
+    scene.tell("a", 2)
+    scene.first.look(PATIENCE_S + 1.0)
+    assert worker.is_told
+
+
+async def ask(path, target):
+    upstream = Upstream(Address(path=path))
+    try:
+        answer = await upstream.fetch("GET", target)
+    finally:
+        await upstream.close()
+    return answer.status, json.loads(answer.body)
+
+
+async def becomes_ready(bench, path):
+    """Ask as the agent does, until it is; return what it said before."""
+    told = []
+
+    async def is_ready():
+        status, body = await ask(path, "/health")
+        told.append(body["status"])
+        return status == 200
+
+    while not await is_ready():
+        pass
+    return told
+
+
+def test_a_router_waits_for_the_blocks_of_its_own_question(run, short_dir):
+    async def main():
+        async with routed_sims(Sim("e0", short_dir), settings={"probe_s": 60}) as bench:
+            entrance, path = Entrance(bench.desk), f"{short_dir}/admin.sock"
+            await entrance.open_admin(path)
+            told = await becomes_ready(bench, path)
+            assert bench.desk.index.num_stored("e0") > 0
+            assert told[-1] == "ok"
+            assert set(told[:-1]) <= {"waiting for the first KV events of e0"}
+            assert (await ask(path, "/findings"))[1] == []
+            await entrance.close(0.0)
+
+    run(main)
+
+
+def test_an_engine_without_events_is_named_at_once_and_placed_by_what_it_was_sent(
+    run, tls, short_dir
+):
+    async def main():
+        rng = random.Random(2)
+        sims = [Sim("e0", short_dir), Sim("e1", short_dir)]
+        entries = {"e1": {"kv_events": None, "kv_replay": None}}
+        async with relayed(tls, *sims, entries=entries, probe_s=60) as bench:
+            desk, path = bench.desk, f"{short_dir}/admin.sock"
+            entrance = Entrance(desk)
+            await entrance.open_admin(path)
+            await becomes_ready(bench, path)
+            await until(lambda: not desk.workers.get("e1").is_told)
+            (found,) = (await ask(path, "/findings"))[1]
+            assert (found["engine"], found["cause"]) == ("e1", "no_events_source")
+            # What it is sent is found there again.
+            desk.workers.set_reachable("e0", is_reachable=False)
+            prompt = prompt_of(rng, bench.text.words, 400)
+            for _ in range(2):
+                answer = await bench.client.complete(
+                    model="chat-model", prompt=prompt, max_tokens=2
+                )
+                assert answer.status == 200
+            newest = json.loads(desk.ring.to_json(1))[0]
+            assert newest["engine"] == "e1"
+            assert newest["overlap_tokens"] == newest["cached_tokens"] == 384
+            await entrance.close(0.0)
+
+    run(main)
+
+
+def test_what_is_placed_by_load_alone_waits_for_nobody(run, short_dir):
+    async def main():
+        async with routed_sims(Sim("e0", short_dir), policy="least_loaded") as bench:
+            assert bench.desk.can_serve()
+            assert bench.desk.awaited_events() == ()
+            await generate(bench, prompt_of(random.Random(1), bench.text.words, 100), 2)
+
+    run(main)
