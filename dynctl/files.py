@@ -5,7 +5,18 @@ from pathlib import Path
 
 
 def write_atomic(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Replace a file so that a reader sees the old or the new content, never a mixture, also after power loss."""
+    """Replace a file so that a reader sees the old or the new content, never a mixture, also after power loss.
+
+    Raises:
+        OSError: naming this file, whatever step failed.
+    """
+    try:
+        _replace(path, content, mode)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)

@@ -4,6 +4,7 @@ Not here: what any command does. Only the module of the command typed is importe
 IO: terminal.
 """
 
+import errno
 import importlib
 import os
 import sys
@@ -38,6 +39,15 @@ COMMANDS = {
     "sim": "Run a simulated engine in the foreground.",
     "demo": "Plan, up, bench, top and down on this machine; no GPU needed.",
 }
+
+_OF_THIS_MACHINE: dict[int | None, str] = {
+    errno.ENOSPC: "free some space on this machine's disk, then run it again",
+    errno.EDQUOT: "free some space on this machine's disk, then run it again",
+    errno.EACCES: "run it where you may write, or name another file",
+    errno.EROFS: "run it where you may write, or name another file",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), or lower ssh.parallel",
+}
+"""The next step for what the operator's own machine refuses."""
 
 EPILOG = (
     "Exit codes: 0 ok, 1 error, 2 usage or config, 3 partial failure, 4 nothing reachable, infeasible or refused "
@@ -115,4 +125,9 @@ def run(args: list[str]) -> int:
         # The reader (`| head`) has what it wanted; a second error at interpreter exit would be noise.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(ExitCode.OK)
+    except OSError as error:
+        # What a command expects to fail it explains itself; this is a full disk, a directory of somebody else.
+        where = f"{error.filename}: " if error.filename else ""
+        report(DynctlError(f"{where}{error.strerror or error}", _OF_THIS_MACHINE.get(error.errno)))
+        return int(ExitCode.ERROR)
     return result if isinstance(result, int) else int(ExitCode.OK)
