@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parents[2] / "benchmarks" / "fuzz_captures.py"
 COUNT = 10_000
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_mutated_captures_give_facts_or_a_named_error():
     spec = importlib.util.spec_from_file_location("fuzz_captures", SOURCE)
     fuzz_captures = importlib.util.module_from_spec(spec)
