@@ -139,6 +139,7 @@ def command(
     if python_topology is not None:
         following = f"dynctl up {path} -i {python_topology}"
     say(f"{'wrote' if is_changed else 'no changes in'} {path}; next: {following}")
+    _tell_unfit(case.topology, made.plan)
     _raise_failures(case.topology, path)
     if failure is not None:
         raise failure
@@ -360,6 +361,14 @@ def _draw(plan: Plan, planned: PlannedDeployment) -> None:
         else:
             table([*columns, "HOW"], rows, right=columns[1:])
     emit("")
+
+
+def _tell_unfit(topology: Topology, plan: Plan) -> None:
+    """Say now what `up` will refuse then."""
+    planned = {host.name for host in plan.hosts}
+    for host in topology.hosts:
+        if host.name in planned and host.python_problem:
+            say(f"note: {host.name} is in the plan, and up will refuse it: {host.python_problem}")
 
 
 def _raise_failures(topology: Topology, path: Path) -> None:

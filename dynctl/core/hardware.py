@@ -220,6 +220,16 @@ class Host:
     warnings: tuple[HostWarning, ...] = ()
 
     @property
+    def python_problem(self) -> str:
+        """Why the agent cannot run here; empty when it can."""
+        if self.python is not None:
+            return ""
+        said = (warning.text for warning in self.warnings if warning.code == "no-python")
+        return next(
+            said, "no Python ≥ 3.11 found: install one, or name it with python: in the inventory"
+        )
+
+    @property
     def engine_limits(self) -> tuple[LimitsOf, Limits]:
         """Resource limits of engines here: those of the agent that runs, else those one would be started with."""
         if self.agent_limits != Limits():

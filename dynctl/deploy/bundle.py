@@ -89,8 +89,8 @@ def target_of(host: Host) -> Target:
     """
     if host.python is None or host.python_version is None:
         raise DeployError(
-            f"{host.name}: no Python ≥ 3.11 found",
-            f"install one (apt install python3 on Debian 12) or name it with hosts[].python for {host.name}",
+            f"{host.name}: {host.python_problem or 'the version of its Python is not known'}",
+            "Debian 12 and Ubuntu 24.04 have one as python3; without root, unpack a standalone build",
             code=ExitCode.REFUSED,
         )
     libc, version, arch = (*host.platform.split("-", 2), "", "")[:3]

@@ -60,8 +60,8 @@ async def make_report(
 def _no_python(host: Host) -> HostFailure:
     return HostFailure(
         host.name,
-        "no Python ≥ 3.11 found",
-        f"install one (apt install python3 on Debian 12) or name it with hosts[].python for {host.name}",
+        host.python_problem,
+        "Debian 12 and Ubuntu 24.04 have one as python3; without root, unpack a standalone build",
         int(ExitCode.REFUSED),
     )
 
