@@ -1,9 +1,9 @@
-"""Which ports the plan gives to what, and what kind of address something listens on. Pure."""
+"""Which ports the plan gives to what, and who listens on them. Pure."""
 
-import ipaddress
 from dataclasses import dataclass
 
 from dynctl.checks.evidence import Evidence
+from dynctl.core.addresses import is_any, is_loopback
 from dynctl.core.audit import Listener
 from dynctl.core.hardware import Host, Nic
 from dynctl.core.inventory import DeploymentWish
@@ -62,34 +62,6 @@ def entrance(evidence: Evidence, wish: DeploymentWish) -> tuple[str | None, str]
     return host_name, f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def is_loopback_address(text: str) -> bool:
-    """Tell whether only the machine itself reaches an address."""
-    if text == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(text.split("%", 1)[0]).is_loopback
-    except ValueError:
-        return False
-
-
-def is_any(text: str) -> bool:
-    """Tell whether a listen address means every address of the machine."""
-    if text == "*":
-        return True
-    try:
-        return ipaddress.ip_address(text).is_unspecified
-    except ValueError:
-        return False
-
-
-def is_public(text: str) -> bool:
-    """Tell whether an address is routed on the internet."""
-    try:
-        return ipaddress.ip_address(text.split("%", 1)[0]).is_global
-    except ValueError:
-        return False
-
-
 def waits_for_manager(host: Host, nic: Nic) -> bool:
     """Tell whether an InfiniBand port has link and waits for a subnet manager."""
     if nic.state != "down":
@@ -100,7 +72,7 @@ def waits_for_manager(host: Host, nic: Nic) -> bool:
 
 def is_open(listener: Listener) -> bool:
     """Tell whether other machines may reach a listener."""
-    return not is_loopback_address(listener.address)
+    return not is_loopback(listener.address)
 
 
 def is_planned(evidence: Evidence, host_name: str, listener: Listener) -> bool:

@@ -19,9 +19,9 @@ from pathlib import Path
 from dynctl.agents.protocol import AgentStatus
 from dynctl.checks.advisories import CLIENT_FLOORS
 from dynctl.checks.evidence import CacheFinding, Evidence, LocalFile, SshDifference
-from dynctl.checks.ports import is_loopback_address
 from dynctl.cli.linktest import read_book
 from dynctl.cli.plan import plan_path
+from dynctl.core.addresses import is_loopback
 from dynctl.core.audit import HostAudit, Reach
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import HostEntry, Inventory
@@ -171,7 +171,7 @@ def _reaches(plan: Plan | None, host_name: str, reached: Sequence[str]) -> tuple
         for reach in wanted
         if reach.host_name in reached
         and reach.host_name != host_name
-        and not is_loopback_address(reach.address)
+        and not is_loopback(reach.address)
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from dynctl.core.addresses import is_loopback
 from dynctl.core.hardware import Gpu, GpuState, Host
 from dynctl.core.inventory import HostEntry
 from dynctl.core.plan import PlannedGpu, Replica, Role
@@ -102,7 +103,7 @@ def left_out(hosts: Iterable[Host]) -> tuple[str, ...]:
 
 def port_space(address: str) -> str:
     """Hosts with equal spaces share their ports: one address, or loopback, which is always one machine."""
-    return "loopback" if address.startswith("127.") or address == "::1" else address
+    return "loopback" if is_loopback(address) else address
 
 
 class Allocation:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence
 from dynctl.checks.finding import Check, Finding, Severity
-from dynctl.checks.ports import is_loopback_address
 from dynctl.checks.shell import quote
+from dynctl.core.addresses import is_loopback
 
 CODE = "data-address-foreign"
 
@@ -15,7 +15,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.topology.hosts:
         address = evidence.data_address(host)
         own = [a for nic in host.nics for a in nic.addresses]
-        if not own or address in own or is_loopback_address(address):
+        if not own or address in own or is_loopback(address):
             continue
         try:
             ipaddress.ip_address(address)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, Severity
-from dynctl.checks.ports import is_any, is_loopback_address
 from dynctl.checks.shell import quote
+from dynctl.core.addresses import is_any, is_loopback
 
 CODE = "loopback-advertised"
 
@@ -16,7 +16,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
         return  # several entries of one machine reach each other by loopback
     for host in evidence.topology.hosts:
         address = evidence.data_address(host)
-        if not (is_loopback_address(address) or is_any(address)):
+        if not (is_loopback(address) or is_any(address)):
             continue
         yield Finding(
             CODE,

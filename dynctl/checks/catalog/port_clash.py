@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, Severity
-from dynctl.checks.ports import is_any, planned_ports
+from dynctl.checks.ports import planned_ports
+from dynctl.core.addresses import is_any
 
 CODE = "port-clash"
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence
 from dynctl.checks.finding import Check, Finding, red_if
-from dynctl.checks.ports import is_loopback_address, is_public
 from dynctl.checks.shell import quote
+from dynctl.core.addresses import is_loopback, is_public
 
 CODE = "public-data-address"
 
@@ -16,10 +16,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
         if not is_public(address):
             continue
         private = [
-            a
-            for nic in host.nics
-            for a in nic.addresses
-            if not is_public(a) and not is_loopback_address(a)
+            a for nic in host.nics for a in nic.addresses if not is_public(a) and not is_loopback(a)
         ]
         hint = (
             f"set data_address: {private[0]}"

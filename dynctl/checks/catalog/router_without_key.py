@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence
 from dynctl.checks.finding import Check, Finding, Severity
-from dynctl.checks.ports import entrance, is_loopback_address
+from dynctl.checks.ports import entrance
+from dynctl.core.addresses import is_loopback
 from dynctl.router.config import split_listen
 
 CODE = "router-without-key"
@@ -12,7 +13,7 @@ CODE = "router-without-key"
 
 def _judge(evidence: Evidence) -> Iterator[Finding]:
     for wish in evidence.inventory.deployments:
-        if is_loopback_address(split_listen(wish.router.listen)[0]) or evidence.inventory.api_keys:
+        if is_loopback(split_listen(wish.router.listen)[0]) or evidence.inventory.api_keys:
             continue
         scheme = "https" if wish.router.tls_cert else "http"
         planned, at = entrance(evidence, wish)

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence
 from dynctl.checks.finding import Check, Finding, Severity
-from dynctl.checks.ports import entrance, is_loopback_address
+from dynctl.checks.ports import entrance
+from dynctl.core.addresses import is_loopback
 from dynctl.router.config import split_listen
 
 CODE = "router-without-tls"
@@ -12,7 +13,7 @@ CODE = "router-without-tls"
 
 def _judge(evidence: Evidence) -> Iterator[Finding]:
     for wish in evidence.inventory.deployments:
-        if is_loopback_address(split_listen(wish.router.listen)[0]) or wish.router.tls_cert:
+        if is_loopback(split_listen(wish.router.listen)[0]) or wish.router.tls_cert:
             continue
         planned, at = entrance(evidence, wish)
         yield Finding(

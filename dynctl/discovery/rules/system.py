@@ -1,7 +1,6 @@
 """The host itself: Python, limits, disk, addresses, clock. Pure."""
 
-import ipaddress
-
+from dynctl.core.addresses import is_public
 from dynctl.core.machine import UNLIMITED
 from dynctl.core.units import GIB, MIB, format_bytes
 from dynctl.discovery.facts import SystemFacts
@@ -81,7 +80,7 @@ def limits(case: Case) -> Found:
 def addresses(case: Case) -> Found:
     """Addresses nobody outside should reach, and clocks that differ."""
     host = case.host
-    if _is_public(host.data_address):
+    if is_public(host.data_address):
         yield (
             "public-address",
             f"the data address {host.data_address} is public: set data_address to a private one",
@@ -92,13 +91,6 @@ def addresses(case: Case) -> Found:
             "clock-skew",
             f"its clock is {abs(clock.skew_s):.1f} s {'ahead of' if clock.skew_s > 0 else 'behind'} this machine's (± {clock.error_s:.1f} s)",
         )
-
-
-def _is_public(text: str) -> bool:
-    try:
-        return ipaddress.ip_address(text).is_global
-    except ValueError:
-        return False
 
 
 RULES: tuple[Rule, ...] = (login, programs, limits, addresses)
