@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dynctl.core.links import LinkKind, LinkMeasurement
+from dynctl.core.units import KIB, MIB
 from dynctl.errors import DynctlError
 from dynctl.linktest.answers import failed, nixl_measurements, tcp_measurements
 from dynctl.linktest.pair import Ports, Seat, run_pair
 from dynctl.linktest.schedule import rounds
 
-KIB, MIB = 1 << 10, 1 << 20
 ROUND_TRIP_BYTES = 64
 NIXL_START_S = 60.0
 """Importing NIXL on a busy host, and the kinds beyond the first; a limit, not what it takes."""
