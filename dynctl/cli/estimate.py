@@ -128,7 +128,10 @@ def command(  # noqa: PLR0917 - an option each
         raise DynctlError("give either --concurrency or --rate", code=ExitCode.USAGE)
     asked = concurrency if concurrency is not None else rate
     if not asked or not 0 < asked <= 1e6:
-        raise DynctlError("--concurrency and --rate are positive", code=ExitCode.USAGE)
+        raise DynctlError(
+            f"{asked:g} is no load: --concurrency and --rate are above 0 and at most 1e6",
+            code=ExitCode.USAGE,
+        )
     query = Query(
         model=_open(model, weights, kv_dtype, engine),
         spec=find_gpu(gpu),

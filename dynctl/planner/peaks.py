@@ -7,7 +7,10 @@ v = vendor data sheet as remembered. Real cards reach 60 to 80 % of these; `esti
 """
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +172,23 @@ def other_maker(name: str) -> str:
     return next((maker for pattern, maker in _OTHERS if re.search(pattern, text)), "")
 
 
+@lru_cache(maxsize=256)
 def find_spec(gpu_name: str) -> GpuSpec | None:
     """Find the figures of a GPU by the product name NVML gives it; None when it is not in the table."""
-    text = re.sub(r"[^a-z0-9]", "", gpu_name.lower())
+    words = re.findall(r"[a-z0-9]+", gpu_name.lower())
+    text, ends = "".join(words), set(accumulate(map(len, words)))
     for pattern, name in _PATTERNS:
-        if re.search(pattern, text):
+        found = re.search(pattern, text)
+        if found is not None and _is_whole_number(found, text, ends):
             return _BY_NAME[name]
     return None
+
+
+def _is_whole_number(found: re.Match[str], text: str, ends: Collection[int]) -> bool:
+    """Whether the product's number ends where the pattern thinks: an RTX A1000 is no A100, an H100 80GB is an H100."""
+    alternatives = (
+        re.match(r"[a-z]*[0-9]+", each.lstrip("^")) for each in found.re.pattern.split("|")
+    )
+    lengths = [len(m[0]) for m in alternatives if m and found[0].startswith(m[0])]
+    end = found.start() + max(lengths, default=0)
+    return end in ends or not text[end : end + 1].isdigit()

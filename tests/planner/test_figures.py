@@ -246,3 +246,21 @@ def test_no_rate_gives_infinite_or_undefined_steady_figures(rate):
 
         assert math.isfinite(served.itl_s)
         assert not served.is_stable or math.isfinite(served.ttft_p99_s)
+
+
+@pytest.mark.parametrize(
+    ("product", "figures_of"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA A100-SXM4-40GB", "a100-sxm-40"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("Tesla V100-SXM2-16GB", "v100-sxm-16"),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA RTX A4000", None),
+        ("h1000", None),
+    ],
+)
+def test_a_product_whose_number_goes_on_is_another_one(product, figures_of):
+    found = find_spec(product)
+
+    assert (found and found.name) == figures_of
