@@ -2,7 +2,8 @@
 
 Every engine holds the first quarter of the prompt (a shared system prompt) and one holds nearly all of it; every round
 takes another prompt, so nothing is cached between decisions. "explained" adds a decision's explanation, which is only made
-on request. Best and median of many, CPU time. Run: python benchmarks/decision.py [--engines N]
+on request. With --host the one engine holds it in its host's memory and the others hold half of it there. Best and median
+of many, CPU time. Run: python benchmarks/decision.py [--engines N] [--host]
 """
 
 import argparse
@@ -13,6 +14,7 @@ import time
 from array import array
 
 from dynctl.core.deployment import EngineInfo, EngineState
+from dynctl.core.kv import DEVICE, HOST
 from dynctl.router.config import Settings
 from dynctl.router.desk import load_policy
 from dynctl.router.placement import Order, Placement
@@ -24,7 +26,7 @@ BLOCK = 16
 GOALS_US = {2048: 50, 8192: 130, 32768: 450}
 
 
-def measure(num_tokens, num_engines, rounds):
+def measure(num_tokens, num_engines, rounds, *, has_hosts):
     rng = random.Random(num_tokens)
     table, index, hashers = WorkerTable(Settings()), PrefixIndex(), Hashers("bench")
     for i in range(num_engines):
@@ -38,6 +40,8 @@ def measure(num_tokens, num_engines, rounds):
             )
         )
         index.begin(Source(name, f"{name}.1"))
+        if has_hosts:
+            index.begin(Source(name, f"{name}.1", 0, HOST))
     placement = Placement(table, index, load_policy("kv"), Settings(), rng)
     shared = [rng.randrange(150_000) for _ in range(num_tokens // 4)]
     prompts = []
@@ -48,7 +52,10 @@ def measure(num_tokens, num_engines, rounds):
             for e in range(num_engines):
                 index.store(Source(f"e{e}", f"e{e}.1"), hashes[: len(shared) // BLOCK])
         holder = f"e{i % num_engines}"
-        index.store(Source(holder, f"{holder}.1"), hashes[:-8])
+        medium = HOST if has_hosts else DEVICE
+        index.store(Source(holder, f"{holder}.1", 0, medium), hashes[:-8])
+        for e in range(num_engines if has_hosts else 0):
+            index.store(Source(f"e{e}", f"e{e}.1", 0, HOST), hashes[: len(hashes) // 2])
         prompts.append(array("I", ids))
     decide, decisions, explain, hits = [], [], [], 0
     for i, packed in enumerate(prompts):
@@ -79,9 +86,11 @@ def measure(num_tokens, num_engines, rounds):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--engines", type=int, default=64)
+    parser.add_argument("--host", action="store_true", help="engines have a host tier")
     args = parser.parse_args()
     for num_tokens in GOALS_US:
-        print(json.dumps(measure(num_tokens, args.engines, 400 if num_tokens < 10_000 else 120)))
+        rounds = 400 if num_tokens < 10_000 else 120
+        print(json.dumps(measure(num_tokens, args.engines, rounds, has_hosts=args.host)))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 Prints resident memory per block, CPU per block stored and removed, CPU of a match of 128 blocks by jumps (p50, p99) beside
 a walk over all depths, of dropping an engine, and memory and match times under churn: every engine stores and evicts, oldest
 first, as many blocks as it would in so many minutes of full prefill, without waiting for the clock. CPU time, one process.
-Run: python benchmarks/index.py [--blocks 10000000] [--minutes 30] [--blocks-s 40000]
+With --host every block is in its engine's host too, and stays there when the device evicts it.
+Run: python benchmarks/index.py [--blocks 10000000] [--minutes 30] [--blocks-s 40000] [--host]
 """
 
 import argparse
@@ -16,6 +17,7 @@ from array import array
 from collections import deque
 from pathlib import Path
 
+from dynctl.core.kv import HOST
 from dynctl.kv.hashing import BlockHasher
 from dynctl.router.prefix_index import PrefixIndex, Source
 
@@ -35,11 +37,16 @@ def sources():
     return [Source(f"e{i}", f"e{i}.1") for i in range(NUM_ENGINES)]
 
 
+def host_of(source):
+    return source._replace(medium=HOST)
+
+
 class Fleet:
     """Engines that store and evict; one batch in eight is held by a second engine too."""
 
-    def __init__(self, index):
+    def __init__(self, index, *, has_hosts):
         self.index, self.sources, self.number = index, sources(), 0
+        self.hosts = [host_of(source) for source in self.sources] if has_hosts else []
         self.held = [deque() for _ in self.sources]
         """Packed, so that what the index needs for its keys is not shared."""
         self.store_s = 0.0
@@ -51,6 +58,8 @@ class Fleet:
             blocks = packed.tolist()
             started = time.process_time()
             self.index.store(self.sources[engine], blocks)
+            if self.hosts:
+                self.index.store(self.hosts[engine], blocks)
             self.store_s += time.process_time() - started
             self.held[engine].append(packed)
         self.number += 1
@@ -68,8 +77,8 @@ class Fleet:
         self.num_batches = [len(batches) for batches in self.held]
 
 
-def prompts(index):
-    """Prompts whose first quarter all engines hold, and one engine nearly all the rest."""
+def prompts(index, *, has_hosts):
+    """Prompts whose first quarter all engines hold, and one engine nearly all the rest; in its host, where it has one."""
     rng, found, plain = random.Random(1), [], {}
     shared = [rng.randrange(150_000) for _ in range(16 * DEPTH // 4)]
     for i in range(NUM_PROMPTS):
@@ -80,7 +89,8 @@ def prompts(index):
             for source in sources():
                 index.store(source, hashes[: DEPTH // 4])
             plain |= dict.fromkeys(hashes, 2**NUM_ENGINES - 1)
-        index.store(sources()[i % NUM_ENGINES], hashes[: DEPTH - 8])
+        holder = sources()[i % NUM_ENGINES]
+        index.store(host_of(holder) if has_hosts else holder, hashes[: DEPTH - 8])
         plain |= dict.fromkeys(hashes[DEPTH // 4 : DEPTH - 8], 1 << i % NUM_ENGINES)
         found.append(ids)
     return found, plain
@@ -148,6 +158,7 @@ def main():
     parser.add_argument("--blocks", type=int, default=10_000_000)
     parser.add_argument("--minutes", type=int, default=30, help="of traffic, as fast as it goes")
     parser.add_argument("--blocks-s", type=int, default=40_000, help="stored by all engines")
+    parser.add_argument("--host", action="store_true", help="hosts hold every block too")
     parser.add_argument("--plain", action="store_true", help="measure the plain dictionary instead")
     args = parser.parse_args()
     if args.plain:
@@ -157,7 +168,9 @@ def main():
     index = PrefixIndex(max_bytes=4 * 2**30)
     for source in sources():
         index.begin(source)
-    fleet = Fleet(index)
+        if args.host:
+            index.begin(host_of(source))
+    fleet = Fleet(index, has_hosts=args.host)
     fleet.fill(args.blocks)
     used = rss_bytes() - before - 8 * sum(len(batch) for held in fleet.held for batch in held)
     result = {
@@ -166,7 +179,7 @@ def main():
         "bytes_per_block": round(used / len(index), 1),
         "store_us_per_block": round(fleet.store_s / args.blocks / 1.125 * 1e6, 3),
     }
-    all_ids, plain = prompts(index)
+    all_ids, plain = prompts(index, has_hosts=args.host)
     result |= match_us(index, all_ids, plain)
     print(json.dumps(result), flush=True)
     fleet.used_bytes = used * len(index) // result["blocks"]

@@ -18,8 +18,6 @@ HOST: Final = 1
 STORAGE: Final = 2
 """… and whatever else an engine loads from: disks, other machines."""
 
-SLOWER_MEDIA: Final = (HOST, STORAGE)
-
 
 def medium_of(name: str | None) -> int:
     """Read the medium of an event.

@@ -6,10 +6,12 @@ of media. Not here: which blocks are where (`prefix_index`). Pure.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dynctl.core.kv import HOST, SLOWER_MEDIA, STORAGE
+import msgspec
+
+from dynctl.core.kv import HOST, STORAGE
 from dynctl.core.router_settings import Settings
 from dynctl.router.rates import Line
 
@@ -19,7 +21,7 @@ _USUAL_BYTES = 100 * 1024
 """Of a token's KV, where the model's is not known."""
 
 
-class Loadable(NamedTuple):
+class Loadable(msgspec.Struct, frozen=True, gc=False):
     """What one engine has of a prompt beside its device."""
 
     device_tokens: int
@@ -62,27 +64,27 @@ def assumed_loads(settings: Settings) -> dict[int, Line]:
 
 def credit(
     device_tokens: int,
-    depths_tokens: Mapping[int, int],
+    depths: Sequence[tuple[int, int]],
     loads: Mapping[int, Line],
     ms_per_token: float,
     uncached_ms_per_token: float,
 ) -> tuple[int, Loadable | None]:
-    """Say what blocks beside the device save, in its tokens, and what would be loaded; `depths_tokens` is by medium.
+    """Say what blocks beside the device save, in its tokens, and what would be loaded.
 
-    The fastest medium that has a block gives it. A token costs `ms_per_token` to compute and `uncached_ms_per_token`
-    with the room it takes, which a loaded one takes too.
+    `depths` says per medium, the fastest first, how many of the prompt's tokens it has; the first that has a block gives
+    it. A token costs `ms_per_token` to compute and `uncached_ms_per_token` with the room it takes, which a loaded one
+    takes too.
     """
-    reached, load_ms, media = device_tokens, 0.0, []
-    for medium in SLOWER_MEDIA:
-        tokens = depths_tokens.get(medium, 0) - reached
+    reached, load_ms, source = device_tokens, 0.0, 0
+    for medium, depth in depths:
+        tokens = depth - reached
         if tokens > 0:
-            load_ms += min(loads[medium].at(tokens), tokens * ms_per_token)
-            reached += tokens
-            media.append(medium)
+            line = loads[medium]
+            load_ms += min(line.base + line.slope * tokens, ms_per_token * tokens)
+            source = medium if reached == device_tokens else 0
+            reached = depth
     tokens = reached - device_tokens
     if not tokens:
         return 0, None
-    saved_ms = tokens * ms_per_token - load_ms
-    medium = media[0] if len(media) == 1 else 0
-    found = Loadable(device_tokens, tokens, load_ms, medium)
-    return int(saved_ms / uncached_ms_per_token), found
+    saved = int((tokens * ms_per_token - load_ms) / uncached_ms_per_token)
+    return saved, Loadable(device_tokens, tokens, load_ms, source)

@@ -4,7 +4,7 @@ Not here: choosing (`placement`), the index itself (`prefix_index`). Pure.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from dynctl.kv.hashing import PromptBlocks
 from dynctl.router.forks import Forks
@@ -44,7 +44,7 @@ class Overlaps:
         overlaps = [0] * len(view.workers)
         slower_bits = index.slower_bits
         depths: dict[int, dict[int, int]] = {}
-        """Of what could be loaded: tokens by position and medium."""
+        """Of what could be loaded: tokens by medium and position."""
         if prompt.is_known:
             for size in view.block_sizes(index):
                 blocks = prompt.blocks(size)
@@ -67,10 +67,8 @@ class Overlaps:
                 position = view.positions.get(engine_id, -1)
                 if position >= 0:
                     overlaps[position] = int(overlaps[position] * trust)
-                    depths[position] = {
-                        medium: int(tokens * trust)
-                        for medium, tokens in depths.get(position, {}).items()
-                    }
+                    for by_position in depths.values():
+                        by_position[position] = int(by_position.get(position, 0) * trust)
         loadable = _add_credits(view, depths, overlaps) if depths else None
         if workers is view.workers:
             return Held(overlaps, loadable)
@@ -86,8 +84,9 @@ class Overlaps:
         """Note how deep a prompt is held in slower media."""
         index = self._index
         for medium, of_medium in index.slower.items():
-            for position in view.positions_of(bits & of_medium, size, index):
-                depths.setdefault(position, {})[medium] = depth * size
+            positions = view.positions_of(bits & of_medium, size, index)
+            if positions:
+                depths.setdefault(medium, {}).update(dict.fromkeys(positions, depth * size))
 
     def _add_strangers(self, prompt: Prompt, view: View, overlaps: list[int]) -> None:
         """Fill in the engines that count tokens otherwise: by how much of the text they were sent before."""
@@ -141,18 +140,33 @@ def _add_credits(
 ) -> list[Loadable | None] | None:
     """Count what could be loaded as what it saves; return it, None where there is nothing."""
     found: list[Loadable | None] = [None] * len(overlaps)
-    for position, by_medium in depths.items():
-        worker = view.workers[position]
+    workers = view.workers
+    for position, held in _by_position(depths):
+        worker = workers[position]
         load = worker.cached_load or worker.load()
         tokens, found[position] = credit(
             overlaps[position],
-            by_medium,
+            held,
             worker.loads,
             load.prefill_ms_per_token,
             load.uncached_ms_per_token,
         )
         overlaps[position] += tokens
     return found if any(found) else None
+
+
+def _by_position(
+    depths: Mapping[int, Mapping[int, int]],
+) -> Iterable[tuple[int, Sequence[tuple[int, int]]]]:
+    """Say for each engine what its media hold, the fastest first."""
+    if len(depths) == 1:
+        [(medium, by_position)] = depths.items()
+        return [(position, ((medium, depth),)) for position, depth in by_position.items()]
+    rows: dict[int, list[tuple[int, int]]] = {}
+    for medium in sorted(depths):
+        for position, depth in depths[medium].items():
+            rows.setdefault(position, []).append((medium, depth))
+    return rows.items()
 
 
 def _names(prompt: Prompt, worker: Worker) -> PromptBlocks | None:

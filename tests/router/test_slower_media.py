@@ -13,7 +13,7 @@ from dynctl.core.kv import HOST, STORAGE
 from dynctl.core.router_settings import Settings
 from dynctl.kv import wire
 from dynctl.router.desk import load_policy
-from dynctl.router.loading import assumed_loads, credit
+from dynctl.router.loading import Loadable, assumed_loads, credit
 from dynctl.router.metrics import Metrics
 from dynctl.router.placement import Order, Placement
 from dynctl.router.prefix_index import PrefixIndex, Source
@@ -60,43 +60,43 @@ def place(placement, ids, now_s=0.0):
 
 def test_a_load_saves_the_prefill_it_replaces_less_its_own_time():
     loads = assumed_loads(Settings(load_setup_ms=1.0, host_load_gbytes_s=10.24))
-    tokens, found = credit(160, {HOST: 1160}, loads, 0.1, 0.1)
+    tokens, found = credit(160, [(HOST, 1160)], loads, 0.1, 0.1)
 
-    assert found == (160, 1000, pytest.approx(11.0), HOST)
+    assert found == Loadable(160, 1000, pytest.approx(11.0), HOST)
     assert tokens == 890  # 100 ms of prefill less 11
 
 
 def test_a_slow_load_is_worth_nothing_and_never_less():
     loads = assumed_loads(Settings(host_load_gbytes_s=0.1))
-    tokens, found = credit(160, {HOST: 1160}, loads, 0.1, 0.1)
+    tokens, found = credit(160, [(HOST, 1160)], loads, 0.1, 0.1)
 
     assert tokens == 0
-    assert found == (160, 1000, pytest.approx(100.0), HOST)
-    assert credit(0, {HOST: 16}, loads, 0.0, 0.001)[0] == 0
+    assert found == Loadable(160, 1000, pytest.approx(100.0), HOST)
+    assert credit(0, [(HOST, 16)], loads, 0.0, 0.001)[0] == 0
 
 
 def test_each_medium_gives_what_faster_ones_lack():
     loads = assumed_loads(
         Settings(load_setup_ms=0.0, host_load_gbytes_s=10.24, storage_load_gbytes_s=1.024)
     )
-    tokens, found = credit(100, {HOST: 200, STORAGE: 400}, loads, 1.0, 1.0)
+    tokens, found = credit(100, [(HOST, 200), (STORAGE, 400)], loads, 1.0, 1.0)
 
-    assert found == (100, 300, pytest.approx(100 * 0.01 + 200 * 0.1), 0)
+    assert found == Loadable(100, 300, pytest.approx(100 * 0.01 + 200 * 0.1), 0)
     assert tokens == 279
-    assert credit(300, {HOST: 200, STORAGE: 300}, loads, 1.0, 1.0) == (0, None)
+    assert credit(300, [(HOST, 200), (STORAGE, 300)], loads, 1.0, 1.0) == (0, None)
 
 
 def test_in_a_full_cache_loaded_blocks_take_room_too():
     loads = assumed_loads(Settings(load_setup_ms=0.0, host_load_gbytes_s=10.24))
 
     # 90 ms saved, at 0.15 ms for what a token costs in all.
-    assert credit(0, {HOST: 1000}, loads, 0.1, 0.15)[0] == 600
+    assert credit(0, [(HOST, 1000)], loads, 0.1, 0.15)[0] == 600
 
 
 def test_a_setting_of_no_speed_at_all_is_no_fault():
     loads = assumed_loads(Settings(storage_load_gbytes_s=0.0))
 
-    assert credit(0, {STORAGE: 1000}, loads, 0.1, 0.1)[0] == 0
+    assert credit(0, [(STORAGE, 1000)], loads, 0.1, 0.1)[0] == 0
 
 
 # Placing
