@@ -7,7 +7,7 @@ import importlib
 import pkgutil
 from typing import Any
 
-from dynctl.errors import DynctlError
+from dynctl.errors import DynctlError, ExitCode
 
 
 def names(package: str) -> tuple[str, ...]:
@@ -25,7 +25,11 @@ def load(package: str, name: str, attribute: str) -> Any:  # noqa: ANN401 - each
     known = names(package)
     if name not in known:
         kind = package.rsplit(".", 1)[-1]
-        raise DynctlError(f"no {kind} called {name!r}", f"there are: {', '.join(known)}")
+        raise DynctlError(
+            f"{name!r} is none of the {kind}",
+            f"there are: {', '.join(known)}",
+            code=ExitCode.USAGE,
+        )
     return _plug_in(package, name, attribute)
 
 

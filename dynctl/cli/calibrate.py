@@ -191,7 +191,7 @@ def _json(path: Path) -> Mapping[str, Any]:
         found = json.loads(content) if len(content) <= MAX_RESULT_BYTES else None
     except (OSError, ValueError, RecursionError) as error:
         raise DynctlError(
-            f"{path} cannot be read: {error}",
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}",
             "give result.json files of dynctl bench",
             code=ExitCode.USAGE,
         ) from error

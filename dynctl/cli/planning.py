@@ -87,7 +87,8 @@ def read_traces(given: Sequence[str], inventory: Inventory) -> dict[str, Traced]
             with Path(file).open(encoding="utf-8") as lines:
                 trace = read_trace(lines, Path(file).name)
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--trace: cannot read {file}: {error}") from error
+            cause = error.strerror if isinstance(error, OSError) else "this is no UTF-8 text"
+            raise UsageError(f"--trace: cannot read {file}: {cause}") from error
         found[name] = Traced(name, trace, look_at(trace))
     return found
 

@@ -255,7 +255,7 @@ def _check_router(
         if missing:
             values.report(
                 (*here, "listen"),
-                f"{router.listen} is open to others and there is no {' and no '.join(missing)}",
+                f"{router.listen} is open to others without {' and '.join(missing)}",
                 "add api_keys, tls_cert and tls_key; or listen on 127.0.0.1; or set allow_insecure_listen: true",
             )
 

@@ -227,7 +227,7 @@ def _router_faults(ground: Ground, loc: Loc, planned: PlannedDeployment) -> Iter
         return
     needs = (("api_keys", ground.inventory.api_keys), ("TLS", wish.router.tls_cert))
     if missing := [what for what, is_there in needs if not is_there]:
-        text = f"{router.listen} is open to others and there is no {' and no '.join(missing)}"
+        text = f"{router.listen} is open to others without {' and '.join(missing)}"
         hint = "listen on 127.0.0.1, or give the inventory what is missing, or allow_insecure_listen: true"
         yield Fault(at, text, hint)
 

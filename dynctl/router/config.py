@@ -155,7 +155,7 @@ def check_config(config: RouterConfig) -> RouterConfig:
         ]
         if missing:
             raise UsageError(
-                f"listening on {host} lets other machines in, and there is no {' and no '.join(missing)}",
+                f"listening on {host} lets other machines in without {' and '.join(missing)}",
                 "listen on 127.0.0.1, or give API keys and a certificate, or allow it explicitly",
             )
     if not 1 <= config.workers <= MAX_WORKERS:

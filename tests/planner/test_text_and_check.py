@@ -119,7 +119,7 @@ def refusal(plan, ground):
         ("            host: b", "            host: d", "host d is used but not listed"),
         ("policy: kv", "policy: kx", "no routing policy is called 'kx'"),
         ('listen: "127.0.0.1:8000"', "listen: here", "'here' is no HOST:PORT"),
-        ('listen: "127.0.0.1:8000"', 'listen: "0.0.0.0:8000"', "0.0.0.0:8000 is open to others and there is no api_keys and no TLS"),
+        ('listen: "127.0.0.1:8000"', 'listen: "0.0.0.0:8000"', "0.0.0.0:8000 is open to others without api_keys and TLS"),
     ],
 )  # fmt: skip
 def test_an_edit_that_does_not_fit_is_refused_at_its_line(ground, text, old, new, said):
