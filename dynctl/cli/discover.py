@@ -103,7 +103,7 @@ async def _look(wanted: Inventory, hosts: list[str]) -> Topology:
     from dynctl.discovery.survey import engine_pythons
     from dynctl.remote.fleet import open_fleet
 
-    entries = [entry for entry in wanted.hosts if entry.name in hosts]
+    entries = wanted.entries(hosts)
     async with open_fleet(entries, wanted.ssh, ask_about_keys) as fleet:
         return await discover(entries, fleet, engine_pythons=engine_pythons(wanted))
 

@@ -112,8 +112,7 @@ async def _look(
     from dynctl.discovery.survey import raise_unreachable
     from dynctl.remote.fleet import open_fleet
 
-    entries = [entry for entry in wanted.hosts if entry.name in names]
-    async with open_fleet(entries, wanted.ssh, ask_about_keys) as fleet:
+    async with open_fleet(wanted.entries(names), wanted.ssh, ask_about_keys) as fleet:
         evidence = await gather(wanted, names, fleet)
         if not evidence.topology.hosts:
             raise_unreachable(evidence.topology)

@@ -50,7 +50,7 @@ async def gather(inventory: Inventory, names: Sequence[str], fleet: Fleet) -> Ev
     Raises:
         InventoryError: when plan.yaml is there and cannot be read.
     """
-    entries = [entry for entry in inventory.hosts if entry.name in names]
+    entries = inventory.entries(names)
     pythons = engine_pythons(inventory)
     topology = await discover(entries, fleet, engine_pythons=pythons)
     topology = topology.with_links(read_book(inventory))
@@ -270,7 +270,7 @@ def _packages() -> dict[str, str]:
 
 async def _compare_ssh(inventory: Inventory, names: Sequence[str]) -> tuple[SshDifference, ...]:
     """Ask OpenSSH's own client how it would connect; nothing when there is none, or no configuration is read."""
-    entries = [e for e in inventory.hosts if e.name in names and not e.is_local]
+    entries = [entry for entry in inventory.entries(names) if not entry.is_local]
     if not inventory.ssh.config or not entries:
         return ()
     path, flags = _ssh_config(inventory.ssh.config)

@@ -45,7 +45,6 @@ async def _down(wanted: Inventory, hosts: list[str], *, now: bool) -> None:
     from dynctl.deploy.remove import take_down
     from dynctl.remote.fleet import open_fleet
 
-    entries = [entry for entry in wanted.hosts if entry.name in hosts]
-    async with open_fleet(entries, wanted.ssh) as fleet:
+    async with open_fleet(wanted.entries(hosts), wanted.ssh) as fleet:
         results = await take_down(wanted, fleet, progress, hosts=hosts, now=now)
     raise_host_failures(results, "cleared")

@@ -78,7 +78,7 @@ async def _measure(wanted: Inventory, names: list[str], *, quick: bool) -> "Repo
     from dynctl.linktest.run import FULL, QUICK
     from dynctl.remote.fleet import open_fleet
 
-    entries = [entry for entry in wanted.hosts if entry.name in names]
+    entries = wanted.entries(names)
     async with open_fleet(entries, wanted.ssh) as fleet:
         topology = await discover(entries, fleet)
         return await make_report(wanted, topology, fleet, QUICK if quick else FULL, _progress)

@@ -72,9 +72,8 @@ async def _logs(
     from dynctl.inventory.problems import suggest
     from dynctl.remote.fleet import open_fleet
 
-    entries = [entry for entry in wanted.hosts if entry.name in hosts]
     async with (
-        open_fleet(entries, wanted.ssh) as fleet,
+        open_fleet(wanted.entries(hosts), wanted.ssh) as fleet,
         reach_agents(wanted, fleet, hosts) as clients,
     ):
         reached = {

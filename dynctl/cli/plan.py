@@ -87,7 +87,7 @@ SecondPython = Annotated[
 SecondTimeout = Annotated[
     float, typer.Option("--predictor-timeout", min=1, help="Seconds it may take for all answers.")
 ]
-Output = Annotated[
+PlanOutputOption = Annotated[
     PlanOutput, typer.Option("-o", "--output", help="table for people, json or yaml.")
 ]
 
@@ -109,7 +109,7 @@ def command(
     predictor: Second = None,
     predictor_python: SecondPython = None,
     predictor_timeout: SecondTimeout = 180.0,
-    output: Output = PlanOutput.TABLE,
+    output: PlanOutputOption = PlanOutput.TABLE,
 ) -> None:
     """Lay out prefill and decode pools, with predicted latency and throughput.
 

@@ -33,9 +33,8 @@ async def _ask(wanted: Inventory, hosts: list[str]) -> dict[str, Any]:
     from dynctl.errors import DynctlError
     from dynctl.remote.fleet import open_fleet
 
-    entries = [entry for entry in wanted.hosts if entry.name in hosts]
     async with (
-        open_fleet(entries, wanted.ssh) as fleet,
+        open_fleet(wanted.entries(hosts), wanted.ssh) as fleet,
         reach_agents(wanted, fleet, hosts) as clients,
     ):
         return {

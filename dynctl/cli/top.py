@@ -66,9 +66,8 @@ async def _open(wanted: Inventory, hosts: list[str]) -> "AsyncIterator[Watch]":
     from dynctl.remote.fleet import open_fleet
     from dynctl.telemetry.watch import watch
 
-    entries = [entry for entry in wanted.hosts if entry.name in hosts]
     async with (
-        open_fleet(entries, wanted.ssh) as fleet,
+        open_fleet(wanted.entries(hosts), wanted.ssh) as fleet,
         steady_agents(wanted, fleet, hosts) as agents,
     ):
         if all(isinstance(agent, DynctlError) for agent in agents.values()):

@@ -1,5 +1,6 @@
 """What the user wrote: hosts, deployments, wishes. Loading and checking live in `dynctl.inventory`. Pure."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from dynctl.core.plan import Parallelism, Role
@@ -163,3 +164,7 @@ class Inventory:
             if entry.name == name:
                 return entry
         raise KeyError(name)
+
+    def entries(self, names: Collection[str]) -> tuple[HostEntry, ...]:
+        """Return the entries of those names, in the file's order."""
+        return tuple(entry for entry in self.hosts if entry.name in names)
