@@ -251,7 +251,7 @@ class Run:
             self.firsts_s.append(first_s)
             began_s = max(now_s, worker.prefill_ended_s)
             booking.prefill_ended(first_s)
-            worker.prefill_took(len(tokens) - cached, (first_s - began_s) * 1e3)
+            self.learn(placed, tokens, cached, (first_s - began_s) * 1e3)
 
         def done(out):
             booking.release()
@@ -261,6 +261,10 @@ class Run:
                 self.clock.after(turns[turn][1], self._turn, tokens + out, turns, turn + 1)
 
         self.engines[worker.id].submit(tokens, first, done)
+
+    def learn(self, placed, tokens, cached, ms):
+        """Let the router learn from what a prefill took."""
+        placed.main.worker.prefill_took(len(tokens) - cached, ms)
 
     def ttfts_between(self, from_s, to_s):
         both = zip(self.firsts_s, self.ttfts_ms, strict=True)
