@@ -2,8 +2,6 @@
 
 import os
 import secrets
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -209,10 +207,7 @@ async def _drive(url: str, asked: Asked, wish: "Wish") -> "tuple[Report, tuple[R
         await target.find_model(asked.model)
         others = await other_traffic(target)
         if others:
-            rerun = shlex.join(["dynctl", *sys.argv[1:], "--yes"])
-            confirm(
-                f"{url} serves others: {others}; load may hurt them. Go on?", rerun, yes=asked.yes
-            )
+            confirm(f"{url} serves others: {others}; load may hurt them. Go on?", yes=asked.yes)
         count = await learn_counting(target, wish.workload)
         say(f"bench {url} {target.model}: {wish.workload.text}, {wish.load}, {wish.duration_s:g} s")
 

@@ -70,10 +70,7 @@ def command(
         report = examine.examine(evidence, checks)
     else:
         wanted = load(inventory, local=local)
-        rerun = f"dynctl doctor {'--local' if local else f'-i {inventory}'} --fix --yes"
-        evidence, report = wait_for(
-            _look(wanted, select(wanted, limit), checks, rerun if fix else None, yes=yes)
-        )
+        evidence, report = wait_for(_look(wanted, select(wanted, limit), checks, fix=fix, yes=yes))
     if output is Output.JSON:
         emit_json(document(evidence, report))
     else:
@@ -102,8 +99,8 @@ async def _look(
     wanted: Inventory,
     names: Sequence[str],
     checks: "dict[str, Check]",
-    rerun: str | None,
     *,
+    fix: bool,
     yes: bool,
 ) -> "tuple[Evidence, Report]":
     from dynctl.checks.examine import examine
@@ -117,13 +114,13 @@ async def _look(
         if not evidence.topology.hosts:
             raise_unreachable(evidence.topology)
         report = examine(evidence, checks)
-        if rerun is not None and await _fix(report, fleet, rerun, yes=yes):
+        if fix and await _fix(report, fleet, yes=yes):
             evidence = await gather(wanted, names, fleet)
             report = examine(evidence, checks)
     return evidence, report
 
 
-async def _fix(report: "Report", fleet: "Fleet", rerun: str, *, yes: bool) -> bool:
+async def _fix(report: "Report", fleet: "Fleet", *, yes: bool) -> bool:
     """Run the safe fixes, one by one, and let each finding's own verify command say whether it helped."""
     from dynctl.checks.shell import join
     from dynctl.core.command import Command
@@ -139,7 +136,7 @@ async def _fix(report: "Report", fleet: "Fleet", rerun: str, *, yes: bool) -> bo
     say(f"{len(todo)} safe fixes:")
     for host_name, argv in todo:
         say(f"  {host_name or 'here':<12} {join(argv)}")
-    await asyncio.to_thread(confirm, "run them?", rerun, yes=yes)
+    await asyncio.to_thread(confirm, "run them?", yes=yes)
     here = LocalRemote("here")
     for (host_name, argv), finding in todo.items():
         where = host_name or "here"

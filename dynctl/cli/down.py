@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local, Yes
-from dynctl.cli.output import Stage, confirm, progress, wait_for
+from dynctl.cli.output import Stage, confirm, progress, unasked, wait_for
 from dynctl.cli.session import load, raise_host_failures, select
 from dynctl.core.inventory import Inventory
 
@@ -28,15 +28,10 @@ def command(
     """
     wanted = load(inventory, local=local)
     hosts = select(wanted, limit)
-    flags = "--local" if local else f"-i {inventory}"
-    confirm(
-        f"stop cluster {wanted.cluster} on {len(hosts)} hosts?",
-        f"dynctl down {flags} --yes",
-        yes=yes or local,
-    )
+    confirm(f"stop cluster {wanted.cluster} on {len(hosts)} hosts?", yes=yes or local)
     stage = Stage(
         "interrupted; agents go on stopping what they were told to stop\n"
-        f"to see it through: dynctl down {flags} --yes"
+        f"to see it through: {unasked()}"
     )
     wait_for(_down(wanted, hosts, now=now), stage)
 

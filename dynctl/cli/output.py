@@ -5,6 +5,7 @@ Data goes to stdout, talk to stderr. Not here: what is said. IO: terminal.
 
 import asyncio
 import os
+import shlex
 import sys
 import time
 from collections.abc import Coroutine, Sequence
@@ -74,8 +75,14 @@ def ask(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
-def confirm(question: str, rerun: str, *, yes: bool) -> None:
-    """Ask before changing things; `rerun` is the exact command that needs no question.
+def unasked() -> str:
+    """The command that is being run, as it needs no question."""
+    words = sys.argv[1:]
+    return shlex.join(["dynctl", *words, *([] if {"-y", "--yes"} & set(words) else ["--yes"])])
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before changing things.
 
     Raises:
         DynctlError: exit 2 when nobody can answer, exit 4 when the answer is no.
@@ -85,7 +92,7 @@ def confirm(question: str, rerun: str, *, yes: bool) -> None:
     if not is_interactive():
         raise DynctlError(
             f"{question} needs an answer and this is no terminal",
-            f"rerun: {rerun}",
+            f"rerun: {unasked()}",
             code=ExitCode.USAGE,
         )
     if not ask(question):

@@ -1,6 +1,7 @@
 """`dynctl up`: bring the cluster to the plan. IO: ssh, files, terminal."""
 
 import asyncio
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, Yes
-from dynctl.cli.output import Stage, confirm, emit, progress, say, wait_for
+from dynctl.cli.output import Stage, confirm, emit, progress, say, unasked, wait_for
 from dynctl.cli.plan import plan_path
 from dynctl.cli.session import load
 from dynctl.core.hardware import Topology
@@ -44,13 +45,16 @@ def command(
     Example: dynctl up --yes
     """
     wanted = load(inventory, local=local)
-    flags = "--local" if local else f"-i {inventory}"
     stage = Stage("interrupted; nothing was changed on the hosts")
+    after = (
+        "interrupted; agents go on with what they were told: dynctl status shows how far that is\n"
+        f"to go on from there: {unasked()}; to undo it: dynctl down {'--local' if local else shlex.join(['-i', str(inventory)])} --yes"
+    )
     wait_for(
         _up(
             wanted,
             plan or plan_path(wanted),
-            f"dynctl up {flags} --yes",
+            after,
             stage,
             yes=yes or local,
             must_exist=plan is not None,
@@ -60,7 +64,7 @@ def command(
 
 
 async def _up(
-    wanted: Inventory, path: Path, rerun: str, stage: Stage, *, yes: bool, must_exist: bool
+    wanted: Inventory, path: Path, after: str, stage: Stage, *, yes: bool, must_exist: bool
 ) -> None:
     from dynctl.cli.linktest import read_book
     from dynctl.deploy import up
@@ -87,14 +91,11 @@ async def _up(
                 ]
                 raise DeployError(
                     "not started, nothing was changed:\n  " + "\n  ".join(lines),
-                    f"correct {'it' if len(lines) == 1 else 'them'} and run {rerun} again",
+                    f"correct {'it' if len(lines) == 1 else 'them'} and run {unasked()} again",
                     code=ExitCode.REFUSED,
                 )
-            await asyncio.to_thread(confirm, "go ahead?", rerun, yes=yes)
-            stage.if_interrupted = (
-                "interrupted; agents go on with what they were told: dynctl status shows how far that is\n"
-                f"to go on from there: {rerun}; to undo it: {rerun.replace('dynctl up', 'dynctl down')}"
-            )
+            await asyncio.to_thread(confirm, "go ahead?", yes=yes)
+            stage.if_interrupted = after
             await up.change(comparison)
         for name, host_name in routed_by_text(wanted, plan):
             say(

@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from dynctl.cli.output import Stage, wait_for
+from dynctl.cli.output import Stage, confirm, unasked, wait_for
+from dynctl.errors import DynctlError
 
 
 async def interrupted(stage, text):
@@ -22,6 +23,22 @@ def test_ctrl_c_says_what_is_left_at_the_stage_reached(capsys):
         wait_for(interrupted(stage, "interrupted; go on with dynctl up"), stage)
 
     assert capsys.readouterr().err == "interrupted; go on with dynctl up\n"
+
+
+def test_without_a_terminal_the_very_command_is_shown_that_needs_no_answer(monkeypatch):
+    monkeypatch.setattr("dynctl.cli.output.is_interactive", lambda: False)
+    monkeypatch.setattr("sys.argv", ["dynctl", "down", "-i", "my hosts.yaml", "-l", "gpu-01"])
+
+    with pytest.raises(DynctlError) as refused:
+        confirm("stop cluster?", yes=False)
+
+    assert refused.value.hint == "rerun: dynctl down -i 'my hosts.yaml' -l gpu-01 --yes"
+
+
+def test_a_command_that_needed_no_answer_is_shown_as_it_was(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["dynctl", "up", "other.yaml", "-y"])
+
+    assert unasked() == "dynctl up other.yaml -y"
 
 
 def test_ctrl_c_says_so_where_nothing_is_left(capsys):

@@ -358,7 +358,7 @@ def test_a_second_operator_is_told_who_holds_the_lock(cluster):
 def test_without_a_terminal_and_without_yes_nothing_happens(cluster):
     done = cluster.run("up", code=2)
 
-    assert "rerun: dynctl up -i inventory.yaml --yes" in done.stderr
+    assert "rerun: dynctl up --yes" in done.stderr
     assert cluster.left_running() == []
 
 
