@@ -68,6 +68,12 @@ async def subscribed(live):
     live.recv()
 
 
+async def settled(reader):
+    """Until it has all it asked for: what there was, and once connected whether it is still the same engine."""
+    while not reader.health.was_connected or reader.is_stale:
+        await asyncio.sleep(0.01)
+
+
 def test_a_reader_that_joins_late_gets_everything_in_order(tmp_path, zmq_context):
     async def main():
         sink = Sink()
@@ -105,6 +111,7 @@ def test_k1_messages_lost_on_the_way_are_replayed(tmp_path, zmq_context):
         reader = KvEventReader(*endpoints(tmp_path), "t", sink, context=zmq_context)
         reader.start()
         await subscribed(live)
+        await settled(reader)
         for i in range(40):
             full.publish(batch(i))
             if i % 7 == 3 or i == 39:
@@ -300,9 +307,7 @@ def test_k1_a_thousand_lost_batches_come_back_and_are_doubted_until_then(tmp_pat
         reader.start()
         await sink.until(lambda: sink.got == [(0, 0)])
         await subscribed(live)
-        # Once connected it looks whether it is still the same engine.
-        while not reader.health.was_connected or reader.is_stale:
-            await asyncio.sleep(0.01)
+        await settled(reader)
         assert sink.trusts == []  # the first connection is no reason to doubt what was just told
         for i in range(1, 1002):
             full.publish(batch(i))

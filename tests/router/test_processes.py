@@ -82,7 +82,7 @@ def test_an_unknown_policy_lists_the_known_ones(capsys):
         ["route", "--listen", "127.0.0.1:0", "--engine", "http://127.0.0.1:1", "--policy", "best"]
     )
 
-    assert code == 1
+    assert code == 2
     assert "least_loaded" in capsys.readouterr().err
 
 
