@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from dynctl.cli.kept import read_book
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local, Output, OutputOption
 from dynctl.cli.output import emit, emit_json, say, table, wait_for
-from dynctl.cli.session import load, select
+from dynctl.cli.session import ask_about_keys, load, select
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import Inventory
 
@@ -90,15 +91,12 @@ def _read(paths: list[str]) -> Topology:
 
 
 def _ask(path: Path, limit: str | None, *, local: bool) -> Topology:
-    from dynctl.cli.linktest import read_book
-
     wanted = load(path, local=local)
     measured = read_book(wanted)
     return wait_for(_look(wanted, select(wanted, limit))).with_links(measured)
 
 
 async def _look(wanted: Inventory, hosts: list[str]) -> Topology:
-    from dynctl.cli.up import ask_about_keys
     from dynctl.discovery.discover import discover
     from dynctl.discovery.survey import engine_pythons
     from dynctl.remote.fleet import open_fleet

@@ -17,7 +17,7 @@ from dynctl.cli.options import (
     Yes,
 )
 from dynctl.cli.output import confirm, emit, emit_json, say, wait_for
-from dynctl.cli.session import load, select
+from dynctl.cli.session import ask_about_keys, load, select
 from dynctl.core.inventory import Inventory
 
 if TYPE_CHECKING:
@@ -105,7 +105,6 @@ async def _look(
 ) -> "tuple[Evidence, Report]":
     from dynctl.checks.examine import examine
     from dynctl.cli.doctor_evidence import gather
-    from dynctl.cli.up import ask_about_keys
     from dynctl.discovery.survey import raise_unreachable
     from dynctl.remote.fleet import open_fleet
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from dynctl.agents.protocol import AgentStatus
 from dynctl.checks.advisories import CLIENT_FLOORS
 from dynctl.checks.evidence import CacheFinding, Evidence, LocalFile, SshDifference
-from dynctl.cli.linktest import read_book
-from dynctl.cli.plan import plan_path
+from dynctl.cli.kept import read_book, read_plan
 from dynctl.core.addresses import is_loopback
 from dynctl.core.audit import HostAudit, Reach
 from dynctl.core.hardware import Topology
@@ -33,9 +32,8 @@ from dynctl.deploy.slices import is_reference
 from dynctl.discovery.audit import AuditWish, audit
 from dynctl.discovery.discover import discover
 from dynctl.discovery.survey import engine_pythons
-from dynctl.errors import DynctlError, InventoryError
+from dynctl.errors import DynctlError
 from dynctl.inventory.interpolate import replace_secrets
-from dynctl.planner.text import from_yaml
 from dynctl.remote.fleet import Fleet
 from dynctl.remote.routes import Route, hop_of, resolve
 
@@ -118,22 +116,6 @@ def unanswered(
     missing = [h.name for h in evidence.topology.hosts if h.name not in evidence.audits]
     cause = "not asked" if not evidence.audits else "no answer"
     return found + [(name, "closer look", cause) for name in missing]
-
-
-def read_plan(inventory: Inventory) -> Plan | None:
-    """Read the plan that lies by the inventory; None when none was made.
-
-    Raises:
-        InventoryError: when it cannot be read.
-    """
-    path = plan_path(inventory)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InventoryError(f"{path}: {error}", "make a new one: dynctl plan") from error
-    return from_yaml(text, str(path))
 
 
 def _models(inventory: Inventory) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
 """`dynctl linktest`: measure the links between hosts. IO: ssh, files, terminal."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dynctl.cli.kept import book_path, read_book
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Output, OutputOption
 from dynctl.cli.output import emit_json, progress, say, table, wait_for
 from dynctl.cli.session import load, select
@@ -45,25 +45,6 @@ def command(
     else:
         _draw(report)
     _raise_failures(report)
-
-
-def book_path(inventory: Inventory) -> Path:
-    """Where the measurements of a cluster are kept."""
-    from dynctl.deploy.places import state_dir
-
-    return state_dir(inventory) / "links.json"
-
-
-def read_book(inventory: Inventory) -> LinkBook:
-    """Read the measurements that are kept; an empty book when nothing was ever measured.
-
-    Raises:
-        DynctlError: when the file is damaged.
-    """
-    from dynctl import store
-
-    path = book_path(inventory)
-    return store.load(path, LinkBook) if path.exists() else LinkBook()
 
 
 def _keep(wanted: Inventory, older: LinkBook, report: "Report") -> None:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dynctl.cli.kept import plan_path, read_book
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local
 from dynctl.cli.output import emit, emit_json, say, table, wait_for
 from dynctl.cli.second_opinion import Predictor, find_python
-from dynctl.cli.session import load
+from dynctl.cli.session import ask_about_keys, load
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import Inventory
 from dynctl.core.plan import Plan, PlannedDeployment
@@ -216,14 +217,6 @@ def _compare(text: str, case: "Case", *, advanced: bool, output: PlanOutput) -> 
     draw_what_if(text, before, after)
 
 
-def plan_path(inventory: Inventory) -> Path:
-    """Where a cluster's plan lies: beside the inventory, or in the state directory when there is no file."""
-    path = Path(inventory.path)
-    if path.suffix:
-        return path.with_name("plan.yaml")
-    return Path(".dynctl") / inventory.cluster / "plan.yaml"
-
-
 def _flags(inventory: Path, *, local: bool) -> str:
     if local:
         return " --local"
@@ -231,8 +224,6 @@ def _flags(inventory: Path, *, local: bool) -> str:
 
 
 async def _survey(wanted: Inventory, captures: list[str]) -> "Case":
-    from dynctl.cli.linktest import read_book
-    from dynctl.cli.up import ask_about_keys
     from dynctl.discovery.survey import survey
     from dynctl.planner.whatif import Case
     from dynctl.remote.fleet import open_fleet

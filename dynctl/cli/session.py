@@ -1,14 +1,21 @@
-"""What several commands do first and last: load the inventory, choose hosts, report hosts that failed.
+"""What several commands do first and last: load the inventory, choose hosts, ask about keys, report hosts that failed.
 
-IO: files.
+IO: files, terminal.
 """
 
+import asyncio
 import fnmatch
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from dynctl.cli.output import ask, is_interactive, say
 from dynctl.core.inventory import HostEntry, Inventory
+from dynctl.core.text import clean
 from dynctl.errors import DynctlError, ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from dynctl.remote.trust import NewHostKey
 
 
 def load(path: Path, *, local: bool) -> Inventory:
@@ -63,6 +70,16 @@ def _matches(entry: HostEntry, term: str) -> bool:
         return True
     key, equals, value = term.partition("=")
     return bool(equals) and (key, value) in entry.labels
+
+
+async def ask_about_keys(keys: "Sequence[NewHostKey]") -> bool:
+    """Show all new host keys at once and ask; without a terminal the answer is no."""
+    if not is_interactive():
+        return False
+    say("hosts that were never seen before:")
+    for key in keys:
+        say(f"  {clean(key.name)}  {key.key.kind}  {key.key.fingerprint}")
+    return await asyncio.to_thread(ask, "are these right? They will be remembered.")
 
 
 def raise_host_failures(results: Mapping[str, object], what: str) -> None:

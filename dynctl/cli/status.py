@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from dynctl.cli.kept import read_plan
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local, Output, OutputOption
 from dynctl.cli.output import emit_json, say, table, wait_for
 from dynctl.cli.session import load, raise_host_failures, select
@@ -94,14 +95,13 @@ def _show(wanted: Inventory, results: dict[str, Any], output: Output) -> None:
 
 def _planned_hosts(wanted: Inventory) -> set[str]:
     """Hosts the plan gives work to; none when there is no readable plan."""
-    from dynctl.cli.plan import plan_path
     from dynctl.errors import DynctlError
-    from dynctl.planner.text import from_yaml
 
-    path = plan_path(wanted)
     try:
-        plan = from_yaml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, DynctlError):
+        plan = read_plan(wanted)
+    except DynctlError:
+        return set()
+    if plan is None:
         return set()
     routers = {deployment.router.host_name for deployment in plan.deployments}
     return routers | {replica.host_name for _, _, replica in plan.replicas()}

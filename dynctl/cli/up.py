@@ -2,17 +2,16 @@
 
 import asyncio
 import shlex
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dynctl.cli.kept import plan_path, plan_text, read_book
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, Yes
 from dynctl.cli.output import Stage, confirm, emit, progress, say, unasked, wait_for
-from dynctl.cli.plan import plan_path
-from dynctl.cli.session import load
+from dynctl.cli.session import ask_about_keys, load
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import Inventory
 from dynctl.core.plan import Plan
@@ -22,7 +21,6 @@ from dynctl.errors import DeployError, ExitCode
 if TYPE_CHECKING:
     from dynctl.deploy.up import Comparison
     from dynctl.discovery.survey import Survey
-    from dynctl.remote.trust import NewHostKey
 
 
 def command(
@@ -66,7 +64,6 @@ def command(
 async def _up(
     wanted: Inventory, path: Path, after: str, stage: Stage, *, yes: bool, must_exist: bool
 ) -> None:
-    from dynctl.cli.linktest import read_book
     from dynctl.deploy import up
     from dynctl.deploy.slices import listens_openly, routed_by_text
     from dynctl.discovery.survey import survey
@@ -122,13 +119,12 @@ def _read_or_make(path: Path, found: "Survey", *, must_exist: bool) -> Plan:
     from dynctl.planner.faults import PlanFaultsError
     from dynctl.planner.text import from_yaml, located, to_yaml
 
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    text = plan_text(path)
+    if text is None:
         if must_exist:
             raise DeployError(
                 f"{path} does not exist", "dynctl plan writes it", code=ExitCode.USAGE
-            ) from None
+            )
         _refuse_failures(found.topology)
         plan = found.plan()
         refuse_simulated(plan, found.topology)
@@ -184,15 +180,3 @@ def _show(comparison: "Comparison", plan: Plan) -> None:
         if disruptive
         else "nothing that runs is stopped"
     )
-
-
-async def ask_about_keys(keys: "Sequence[NewHostKey]") -> bool:
-    """Show all new host keys at once and ask; without a terminal the answer is no."""
-    from dynctl.cli.output import ask, is_interactive
-
-    if not is_interactive():
-        return False
-    say("hosts that were never seen before:")
-    for key in keys:
-        say(f"  {clean(key.name)}  {key.key.kind}  {key.key.fingerprint}")
-    return await asyncio.to_thread(ask, "are these right? They will be remembered.")
