@@ -16,7 +16,7 @@ from dynctl.core.hardware import Topology
 from dynctl.core.inventory import Inventory
 from dynctl.core.plan import Plan
 from dynctl.core.text import clean
-from dynctl.errors import DeployError, ExitCode
+from dynctl.errors import DeployError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from dynctl.deploy.up import Comparison
@@ -42,6 +42,8 @@ def command(
 
     Example: dynctl up --yes
     """
+    if plan is not None:
+        _refuse_inventory(plan)
     wanted = load(inventory, local=local)
     stage = Stage("interrupted; nothing was changed on the hosts")
     after = (
@@ -106,6 +108,23 @@ async def _up(
         scheme = "https" if _has_tls(wanted, deployment.name) else "http"
         emit(
             f"{deployment.name}  {scheme}://{deployment.router.listen}/v1  on {deployment.router.host_name}"
+        )
+
+
+def _refuse_inventory(path: Path) -> None:
+    """Inventories go by -i: what this argument takes is a plan.
+
+    Raises:
+        UsageError: when the file is no plan but may be an inventory.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return  # whatever reads it as a plan says it better
+    if path.suffix == ".py" or not any(line.startswith(("schema:", "digest:")) for line in lines):
+        raise UsageError(
+            f"{path} is no plan",
+            f"if it is an inventory: dynctl up -i {path}; plans are what dynctl plan writes",
         )
 
 
