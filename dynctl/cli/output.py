@@ -9,12 +9,14 @@ import shlex
 import sys
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from dynctl.core.text import clean
 from dynctl.errors import DynctlError, ExitCode
 
 T = TypeVar("T")
+_WHOLE_WORD_CELLS = 40
+"""Longer words are cut rather than widen a table."""
 
 
 def say(text: str = "") -> None:
@@ -45,23 +47,37 @@ def emit(text: str) -> None:
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()
 ) -> None:
-    """Write an aligned table to stdout; cells are data, never markup. `right` names right-aligned columns."""
+    """Write an aligned table to stdout; cells are data, never markup. `right` names right-aligned columns.
+
+    Long cells are wrapped between words. In a terminal too narrow for the words the lines go on at its left edge, so
+    that no name or address comes out in pieces.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    cells = [[clean(cell, 400) for cell in row] for row in rows]
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        drawn.add_column(
-            column, justify="right" if column in right else "left", overflow="fold", no_wrap=False
-        )
-    for row in rows:
-        drawn.add_row(*(Text(clean(cell, 400)) for cell in row))
+    least = [_least_width(c, [row[i] for row in cells], c in right) for i, c in enumerate(columns)]
+    for column, width in zip(columns, least, strict=True):
+        side: Literal["left", "right"] = "right" if column in right else "left"
+        drawn.add_column(column, justify=side, overflow="fold", min_width=width)
+    for row in cells:
+        drawn.add_row(*map(Text, row))
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120, highlight=False)
+    console.width = max(console.width, sum(least) + 2 * len(least))
     with console.capture() as captured:
         console.print(drawn)
     # Padding at line ends is noise in files and diffs.
     emit("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _least_width(title: str, cells: Sequence[str], is_number: bool) -> int:
+    """The longest word of a column, as far as words are kept whole; numbers keep their unit beside them."""
+    from rich.cells import cell_len
+
+    words = [title, *(word for cell in cells for word in ([cell] if is_number else cell.split()))]
+    return min(_WHOLE_WORD_CELLS, max(map(cell_len, words)))
 
 
 def is_interactive() -> bool:

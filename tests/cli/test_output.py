@@ -1,12 +1,14 @@
-"""What the terminal is told when a command ends early."""
+"""What the terminal is told, and how."""
 
 import asyncio
 import os
+import re
 import signal
+import sys
 
 import pytest
 
-from dynctl.cli.output import Stage, confirm, unasked, wait_for
+from dynctl.cli.output import Stage, confirm, table, unasked, wait_for
 from dynctl.errors import DynctlError
 
 
@@ -46,3 +48,19 @@ def test_ctrl_c_says_so_where_nothing_is_left(capsys):
         wait_for(interrupted(Stage(), ""))
 
     assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 160])
+def test_no_width_of_a_terminal_breaks_a_name_an_address_or_a_figure(monkeypatch, capsys, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+
+    table(
+        ["UNIT", "UP", "NOTE"],
+        [["chat-decode-0", "4.2 s", "http://127.0.0.1:8311 and some words that may be wrapped"]],
+        right=["UP"],
+    )
+
+    drawn = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    for whole in ("chat-decode-0", "4.2 s", "http://127.0.0.1:8311", "wrapped"):
+        assert whole in drawn
