@@ -262,6 +262,12 @@ class Desk:
             {(worker.id,): self.index.num_blocks(worker.id) for worker in workers},
             engine,
         )
+        yield from gauge(
+            "engine_loadable_blocks",
+            "Blocks in slower media.",
+            {(worker.id,): self.index.num_slower_blocks(worker.id) for worker in workers},
+            engine,
+        )
         yield from gauge("tokenizer_engines", "Engines by parity.", by_parity, ("parity",))
         yield from gauge("index_blocks", "Distinct block hashes.", {(): len(self.index)})
         parts: dict[tuple[str, ...], float] = {
