@@ -10,6 +10,7 @@ import typer
 
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath
 from dynctl.cli.output import emit, emit_json, table
+from dynctl.cli.session import load
 from dynctl.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -39,11 +40,10 @@ def validate(
 
     Examples:  dynctl config validate        dynctl config validate -i prod.yaml -o json
     """
-    from dynctl.inventory.load import load_inventory
     from dynctl.inventory.problems import ProblemsError
 
     try:
-        loaded = load_inventory(inventory)
+        loaded = load(inventory, local=False)
     except ProblemsError as error:
         if output is Format.TABLE:
             raise
@@ -70,10 +70,11 @@ def show(inventory: InventoryPath = DEFAULT_INVENTORY, output: FormatOption = Fo
 
     Examples:  dynctl config show        dynctl config show -o yaml > resolved.yaml
     """
+    from dynctl.cli.planning import load_python
     from dynctl.inventory.load import read_inventory
     from dynctl.inventory.show import rows, to_yaml
 
-    loaded = read_inventory(inventory)
+    loaded = load_python(inventory) if inventory.suffix == ".py" else read_inventory(inventory)
     if output is Format.YAML:
         emit(to_yaml(loaded))
         return

@@ -123,7 +123,7 @@ def command(
 
     second = find_python(predictor_python) if predictor is not None else None
     if python_topology is not None:
-        wanted = planning.load_python(python_topology)
+        wanted = planning.load_python(python_topology).inventory
     else:
         wanted = load(inventory, local=local)
     traces = planning.read_traces(trace or [], wanted)

@@ -1,7 +1,6 @@
 """What `dynctl plan` says beyond the plan: why, what if, what a trace says, a simulation. IO: files, terminal."""
 
 import runpy
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,9 +11,10 @@ from dynctl.core.inventory import Inventory
 from dynctl.core.plan import Figure, Plan, PlannedDeployment
 from dynctl.core.text import clean
 from dynctl.core.units import format_number, format_seconds
-from dynctl.errors import InventoryError, PlanError, UsageError
+from dynctl.errors import PlanError, UsageError
 
 if TYPE_CHECKING:
+    from dynctl.inventory.load import Loaded
     from dynctl.planner.replayed import SimReport
     from dynctl.planner.trace import Trace, TraceFacts
     from dynctl.planner.whatif import Case
@@ -24,14 +24,14 @@ MADE_CALLS = 600
 """Requests drawn for a simulation without a trace."""
 
 
-def load_python(path: Path) -> Inventory:
+def load_python(path: Path) -> "Loaded":
     """Run a Python topology file that the operator named, and read what it defines like an inventory.
 
     Raises:
         UsageError: when it cannot be run or defines no cluster.
         InventoryError: with every problem of what it defines.
     """
-    from dynctl.inventory.load import load_inventory
+    from dynctl.inventory.load import read_document
     from dynctl.planner.code import document
     from dynctl.store import to_json
 
@@ -44,15 +44,9 @@ def load_python(path: Path) -> Inventory:
             f"{path} cannot be run: {type(error).__name__}: {clean(str(error), 300)}",
             "it has to define cluster, nodes and LLMs; see dynctl.planner.code",
         ) from error
-    made = document(names, str(path))
-    with tempfile.NamedTemporaryFile(suffix=".yaml", dir=path.parent, prefix=".") as file:
-        file.write(to_json(made))
-        file.flush()
-        try:
-            return replace(load_inventory(Path(file.name)), path=str(path))
-        except InventoryError as error:
-            text = error.message.replace(file.name, f"{path} (as a document)")
-            raise InventoryError(text, error.hint) from error
+    made = to_json(document(names, str(path))).decode()
+    loaded = read_document(made, f"{path} (as a document)", path.parent)
+    return replace(loaded, inventory=replace(loaded.inventory, path=str(path)))
 
 
 @dataclass(frozen=True, slots=True)

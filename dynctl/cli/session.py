@@ -35,7 +35,7 @@ def load(path: Path, *, local: bool) -> Inventory:
     if path.suffix == ".py":
         from dynctl.cli.planning import load_python
 
-        return load_python(path)
+        return load_python(path).inventory
     return load_inventory(path)
 
 

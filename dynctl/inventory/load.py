@@ -34,7 +34,7 @@ from dynctl.inventory.schema import (
 )
 from dynctl.inventory.values import Loc, Values, read_values
 
-__all__ = ["Loaded", "load_inventory", "local_inventory", "read_inventory"]
+__all__ = ["Loaded", "load_inventory", "local_inventory", "read_document", "read_inventory"]
 
 
 _MAX_REPAIRS = 20
@@ -66,20 +66,30 @@ def read_inventory(path: Path, environment: Mapping[str, str] | None = None) -> 
     Raises:
         InventoryError: with all problems, each with file, line, column and next step.
     """
-    source = _source(path)
+    return read_document(_source(path), str(path), path.parent, environment)
+
+
+def read_document(
+    source: str, name: str, base: Path, environment: Mapping[str, str] | None = None
+) -> Loaded:
+    """Read and check the text of an inventory; `name` is what it is called, `base` where relative paths start.
+
+    Raises:
+        InventoryError: with all problems, each with name, line, column and next step.
+    """
     root, problems = parse(source)
     # A text that is no YAML has nothing more to say; one with mere traps has.
     if problems and not root.entries:
-        raise ProblemsError(str(path), source, problems)
-    values = read_values(root, os.environ if environment is None else environment, path.parent)
+        raise ProblemsError(name, source, problems)
+    values = read_values(root, os.environ if environment is None else environment, base)
     num_unresolved = len(values.problems)
-    file, inventory, locs = _checked(values, str(path))
+    file, inventory, locs = _checked(values, name)
     # What is wrong with the text of a value is said once, not again as a wrong type.
     told = {problem.spot for problem in problems + values.problems[:num_unresolved]}
     later = [p for p in values.problems[num_unresolved:] if p.spot not in told]
     values.problems[num_unresolved:] = [*problems, *later]
     if values.problems or file is None:
-        raise ProblemsError(str(path), source, values.problems)
+        raise ProblemsError(name, source, values.problems)
     placed = tuple(zip(locs, inventory.hosts, strict=True))
     return Loaded(inventory, file, values, placed)
 

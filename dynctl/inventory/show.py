@@ -150,5 +150,7 @@ def _source(loaded: Loaded, loc: Loc) -> str:
         return "default"
     spot = loaded.values.spots[loc]
     made_from = ", ".join(loaded.values.sources.get(loc, ()))
-    line = f"{Path(loaded.inventory.path).name}:{spot.line}"
+    path = Path(loaded.inventory.path)
+    # What a program defines has no line in it.
+    line = path.name if path.suffix == ".py" else f"{path.name}:{spot.line}"
     return f"{line} from {made_from}" if made_from else line

@@ -1,6 +1,7 @@
 """`dynctl init` and `dynctl config`, as typed."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -79,3 +80,19 @@ def test_show_prints_values_with_their_origin_in_three_forms(here, capsys):
 def test_the_schema_is_printed(capsys):
     assert run(["config", "schema"]) == 0
     assert "draft-07" in json.loads(capsys.readouterr().out)["$schema"]
+
+
+def test_a_cluster_written_in_python_is_checked_and_shown_as_well(here, capsys):
+    (here / "cluster.py").write_text(
+        "from dynctl.planner.code import LLM, Node\n"
+        'cluster = "t"\n'
+        'nodes = [Node("here", address="local", cpu_slots=3)]\n'
+        'chat = LLM("chat", "sim", "sim")\n'
+    )
+    before = sorted(path.name for path in here.iterdir())
+
+    assert run(["config", "validate", "-i", "cluster.py"]) == 0
+    assert "cluster.py is valid: 1 host" in capsys.readouterr().out
+    assert run(["config", "show", "-i", "cluster.py"]) == 0
+    assert re.search(r"hosts\.here\.cpu_slots +3 +cluster\.py\n", capsys.readouterr().out)
+    assert sorted(path.name for path in here.iterdir()) == before
