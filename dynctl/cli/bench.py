@@ -100,7 +100,9 @@ def run(  # noqa: PLR0917 - one parameter per option
     block_size: BlockSize = 16,
     yes: Yes = False,
 ) -> None:
-    """Drive load against a deployment and report latency, throughput, goodput and KV hit rate.
+    """Drive load against a deployment and report what it did.
+
+    Latency, throughput, goodput, KV hit rate, and advice.
 
     Every figure's definition is in result.json. Exit 4 when fewer than two requests succeeded, 6 when a goal was
     missed or the load generator was the limit, 130 when interrupted (the partial result is still written).

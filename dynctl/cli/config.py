@@ -36,7 +36,9 @@ FormatOption = Annotated[
 def validate(
     inventory: InventoryPath = DEFAULT_INVENTORY, output: FormatOption = Format.TABLE
 ) -> None:
-    """Check the inventory and report every problem with file, line and column; exit 2 if there is one.
+    """Check the inventory: every problem with its line.
+
+    Exit 2 when there is one.
 
     Examples:  dynctl config validate        dynctl config validate -i prod.yaml -o json
     """
@@ -66,7 +68,9 @@ def validate(
 
 @app.command()
 def show(inventory: InventoryPath = DEFAULT_INVENTORY, output: FormatOption = Format.TABLE) -> None:
-    """Print every value after ranges, defaults and references, with where it came from. Secrets stay references.
+    """Print every value and where it came from.
+
+    After ranges, defaults and references are worked out; secrets stay references.
 
     Examples:  dynctl config show        dynctl config show -o yaml > resolved.yaml
     """

@@ -21,7 +21,10 @@ def _group() -> None:
 
 
 def _engine(**values: Any) -> None:  # noqa: ANN401 - typer passes what the signature below says
-    """Run one simulated engine until Ctrl-C: OpenAI routes, vLLM's metrics, KV events, KV hand-off."""
+    """Run one simulated engine until Ctrl-C.
+
+    It has OpenAI's routes, vLLM's metrics, KV events and the KV hand-off.
+    """
     from dynctl.cli.output import say
     from dynctl.sim.run import run_engine
 
