@@ -145,7 +145,10 @@ def _host_faults(ground: Ground) -> Iterator[Fault]:
 def _name_faults(ground: Ground) -> Iterator[Fault]:
     plan = ground.plan
     yield from _twice((((*loc, "id"), r.id) for loc, _, r in _replicas(plan)), "replica id")
+    taken = {"agent", "relay", *(f"{deployment.name}-router" for deployment in plan.deployments)}
     for loc, _, replica in _replicas(plan):
+        if replica.id in taken:
+            yield Fault((*loc, "id"), f"replica id {replica.id} is what another unit is called")
         if not is_name(replica.id):
             yield Fault(
                 (*loc, "id"),
@@ -252,7 +255,15 @@ def _deployment_faults(ground: Ground, loc: Loc, planned: PlannedDeployment) -> 
         yield Fault((*loc, "pools"), text)
     need = need_of(wish)
     model = ground.models.get(planned.name)
+    seqs = planned.max_num_seqs
     for at, pool in _numbered(planned.pools, (*loc, "pools")):
+        step = pool.max_num_batched_tokens
+        if step is not None and seqs is not None and step.value < seqs.value:
+            yield Fault(
+                (*at, "max_num_batched_tokens", "value"),
+                f"{planned.name}: {step.value:g} tokens a step are fewer than its {seqs.value:g} sequences, "
+                "of which each takes one",
+            )
         for here, replica in _numbered(pool.replicas, (*at, "replicas")):
             yield from _replica_faults(ground, here, wish, pool, replica, need)
         if need is Need.GPUS and model is not None:
@@ -262,6 +273,7 @@ def _deployment_faults(ground: Ground, loc: Loc, planned: PlannedDeployment) -> 
                     f"{planned.name}: tp {pool.parallelism.tp} does not divide the {model.num_heads} heads of {model.name}",
                 )
             yield from _memory_faults(ground, (*at, "parallelism"), wish, pool, model)
+            yield from _length_faults(ground, loc, planned, pool, model)
 
 
 def _replica_faults(
@@ -290,6 +302,22 @@ def _memory_faults(
             loc,
             f"{wish.name}: {model.name} with tp {pool.parallelism.tp} leaves room for {found.kv_capacity_tokens} KV tokens "
             f"per engine ({format_bytes(max(0, found.kv_bytes))} per GPU), {needed_tokens(wish)} are needed",
+        )
+
+
+def _length_faults(
+    ground: Ground, loc: Loc, planned: PlannedDeployment, pool: Pool, model: Model
+) -> Iterator[Fault]:
+    """Engines refuse to start when their longest request does not fit into their cache."""
+    longest = planned.max_model_len_tokens
+    found = sheet_of(ground, ground.wishes[planned.name], pool, model)
+    if longest is None or found is None or longest.value <= found.kv_capacity_tokens:
+        return
+    if found.kv_capacity_tokens >= needed_tokens(ground.wishes[planned.name]):
+        yield Fault(
+            (*loc, "max_model_len_tokens", "value"),
+            f"{planned.name}: a request of {int(longest.value)} tokens does not fit: a {pool.role.value} engine with "
+            f"tp {pool.parallelism.tp} has room for {found.kv_capacity_tokens} KV tokens",
         )
 
 
