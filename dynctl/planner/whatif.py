@@ -44,9 +44,11 @@ def apply_changes(text: str, case: Case) -> Case:
     Raises:
         UsageError: naming the part that cannot be read, or names nothing there is.
     """
-    for part in (part.strip() for part in text.split(",")):
-        if part:
-            case = _apply(part, case)
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise UsageError("--what-if says nothing", _HINT)
+    for part in parts:
+        case = _apply(part, case)
     return case
 
 

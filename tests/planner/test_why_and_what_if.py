@@ -234,7 +234,7 @@ def test_what_if_changes_workload_goals_and_kv(build):
 
 
 @pytest.mark.parametrize(
-    "text", ["more gpus", "+2 zx81", "-99 h100", "-nobody", "rate fast", "kv fp3"]
+    "text", ["", " , ", "more gpus", "+2 zx81", "-99 h100", "-nobody", "rate fast", "kv fp3"]
 )
 def test_what_if_refuses_what_it_does_not_understand(build, text):
     with pytest.raises(UsageError, match="--what-if"):
