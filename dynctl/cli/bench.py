@@ -209,7 +209,8 @@ async def _drive(url: str, asked: Asked, wish: "Wish") -> "tuple[Report, tuple[R
         await target.find_model(asked.model)
         others = await other_traffic(target)
         if others:
-            confirm(f"{url} serves others: {others}; load may hurt them. Go on?", yes=asked.yes)
+            question = f"{url} serves others: {others}; load may hurt them. Go on?"
+            await confirm(question, yes=asked.yes)
         count = await learn_counting(target, wish.workload)
         say(f"bench {url} {target.model}: {wish.workload.text}, {wish.load}, {wish.duration_s:g} s")
 

@@ -1,6 +1,5 @@
 """`dynctl doctor`: look for what is wrong, and say how to cure and how to prove it. IO: ssh, HTTP, files, terminal."""
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -135,7 +134,7 @@ async def _fix(report: "Report", fleet: "Fleet", *, yes: bool) -> bool:
     say(f"{len(todo)} safe fixes:")
     for host_name, argv in todo:
         say(f"  {host_name or 'here':<12} {join(argv)}")
-    await asyncio.to_thread(confirm, "run them?", yes=yes)
+    await confirm("run them?", yes=yes)
     here = LocalRemote("here")
     for (host_name, argv), finding in todo.items():
         where = host_name or "here"

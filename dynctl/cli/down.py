@@ -28,18 +28,20 @@ def command(
     """
     wanted = load(inventory, local=local)
     hosts = select(wanted, limit)
-    confirm(f"stop cluster {wanted.cluster} on {len(hosts)} hosts?", yes=yes or local)
-    stage = Stage(
-        "interrupted; agents go on stopping what they were told to stop\n"
-        f"to see it through: {unasked()}"
-    )
-    wait_for(_down(wanted, hosts, now=now), stage)
+    stage = Stage("interrupted; nothing was stopped")
+    wait_for(_down(wanted, hosts, stage, now=now, yes=yes or local), stage)
 
 
-async def _down(wanted: Inventory, hosts: list[str], *, now: bool) -> None:
+async def _down(wanted: Inventory, hosts: list[str], stage: Stage, *, now: bool, yes: bool) -> None:
     from dynctl.deploy.remove import take_down
     from dynctl.remote.fleet import open_fleet
 
+    count = f"{len(hosts)} host{'s' if len(hosts) != 1 else ''}"
+    await confirm(f"stop cluster {wanted.cluster} on {count}?", yes=yes)
+    stage.if_interrupted = (
+        "interrupted; agents go on stopping what they were told to stop\n"
+        f"to see it through: {unasked()}"
+    )
     async with open_fleet(wanted.entries(hosts), wanted.ssh) as fleet:
         results = await take_down(wanted, fleet, progress, hosts=hosts, now=now)
     raise_host_failures(results, "cleared")

@@ -85,9 +85,15 @@ def is_interactive() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def ask(question: str) -> bool:
-    """Ask at the terminal; anything but yes is no."""
+async def ask(question: str) -> bool:
+    """Ask at the terminal; anything but yes is no. Connections are kept alive meanwhile, and Ctrl-C ends the wait."""
     say(f"{question} [y/N] ")
+    loop, has_typed = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sys.stdin.fileno(), has_typed.set)
+    try:
+        await has_typed.wait()
+    finally:
+        loop.remove_reader(sys.stdin.fileno())
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
@@ -97,7 +103,7 @@ def unasked() -> str:
     return shlex.join(["dynctl", *words, *([] if {"-y", "--yes"} & set(words) else ["--yes"])])
 
 
-def confirm(question: str, *, yes: bool) -> None:
+async def confirm(question: str, *, yes: bool) -> None:
     """Ask before changing things.
 
     Raises:
@@ -111,7 +117,7 @@ def confirm(question: str, *, yes: bool) -> None:
             f"rerun: {unasked()}",
             code=ExitCode.USAGE,
         )
-    if not ask(question):
+    if not await ask(question):
         raise DynctlError("not confirmed; nothing was changed", code=ExitCode.REFUSED)
 
 

@@ -3,7 +3,6 @@
 IO: files, terminal.
 """
 
-import asyncio
 import fnmatch
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -79,7 +78,7 @@ async def ask_about_keys(keys: "Sequence[NewHostKey]") -> bool:
     say("hosts that were never seen before:")
     for key in keys:
         say(f"  {clean(key.name)}  {key.key.kind}  {key.key.fingerprint}")
-    return await asyncio.to_thread(ask, "are these right? They will be remembered.")
+    return await ask("are these right? They will be remembered.")
 
 
 def raise_host_failures(results: Mapping[str, object], what: str) -> None:

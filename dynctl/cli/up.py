@@ -1,6 +1,5 @@
 """`dynctl up`: bring the cluster to the plan. IO: ssh, files, terminal."""
 
-import asyncio
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -93,7 +92,7 @@ async def _up(
                     f"correct {'it' if len(lines) == 1 else 'them'} and run {unasked()} again",
                     code=ExitCode.REFUSED,
                 )
-            await asyncio.to_thread(confirm, "go ahead?", yes=yes)
+            await confirm("go ahead?", yes=yes)
             stage.if_interrupted = after
             await up.change(comparison)
         for name, host_name in routed_by_text(wanted, plan):

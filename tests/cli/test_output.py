@@ -1,6 +1,7 @@
 """What the terminal is told, and how."""
 
 import asyncio
+import io
 import os
 import re
 import signal
@@ -8,7 +9,7 @@ import sys
 
 import pytest
 
-from dynctl.cli.output import Stage, confirm, table, unasked, wait_for
+from dynctl.cli.output import Stage, ask, confirm, table, unasked, wait_for
 from dynctl.errors import DynctlError
 
 
@@ -32,9 +33,37 @@ def test_without_a_terminal_the_very_command_is_shown_that_needs_no_answer(monke
     monkeypatch.setattr("sys.argv", ["dynctl", "down", "-i", "my hosts.yaml", "-l", "gpu-01"])
 
     with pytest.raises(DynctlError) as refused:
-        confirm("stop cluster?", yes=False)
+        asyncio.run(confirm("stop cluster?", yes=False))
 
     assert refused.value.hint == "rerun: dynctl down -i 'my hosts.yaml' -l gpu-01 --yes"
+
+
+@pytest.mark.parametrize(("typed", "answer"), [(b"y\n", True), (b"no\n", False), (b"", False)])
+def test_a_question_takes_one_line_at_the_terminal(monkeypatch, typed, answer):
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "rb+", buffering=0) as raw, io.TextIOWrapper(raw) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        os.write(ours, typed or b"\x04")
+
+        assert asyncio.run(ask("are these right?")) is answer
+
+    os.close(ours)
+
+
+def test_ctrl_c_ends_a_question_nobody_answers(monkeypatch, capsys):
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "rb+", buffering=0) as raw, io.TextIOWrapper(raw) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+
+        async def main():
+            asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)
+            await ask("go ahead?")
+
+        with pytest.raises(KeyboardInterrupt):
+            wait_for(main())
+
+    os.close(ours)
+    assert capsys.readouterr().err == "go ahead? [y/N] \ninterrupted\n"
 
 
 def test_a_command_that_needed_no_answer_is_shown_as_it_was(monkeypatch):
