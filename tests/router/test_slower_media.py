@@ -8,6 +8,7 @@ from router_bench import until
 from router_relays import relayed, talk
 from router_sims import Sim, generate, prompt_of, routed_sims
 
+from dynctl.cli import explain
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.core.kv import HOST, STORAGE
 from dynctl.core.router_settings import Settings
@@ -102,7 +103,7 @@ def test_a_setting_of_no_speed_at_all_is_no_fault():
 # Placing
 
 
-def test_the_engine_that_can_load_is_taken_before_one_that_would_compute():
+def test_the_engine_that_can_load_is_taken_before_one_that_would_compute(capsys):
     _, index, placement = fleet("a", "b")
     ids = list(range(1601))
     host = Source("b", "i1", 0, HOST)
@@ -125,6 +126,11 @@ def test_the_engine_that_can_load_is_taken_before_one_that_would_compute():
     assert by_engine["b"]["load_ms"] == pytest.approx(shown["predicted"]["load_ms"], abs=0.001)
     assert by_engine["a"]["load_tokens"] == by_engine["a"]["load_ms"] == 0
     assert shown["predicted"]["prefill_ms"] < 10
+    explain._show(shown)
+    told = capsys.readouterr().out
+    assert "1600 tokens expected" in told
+    assert "+ load " in told
+    assert "LOAD_TOKENS" in told
 
 
 def test_the_device_is_worth_more_than_the_host_and_both_more_than_nothing():
