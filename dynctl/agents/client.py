@@ -152,8 +152,9 @@ class AgentClient:
         return decode(answer.body, kind)
 
     def _unreachable(self, error: Exception) -> ConnectError:
+        # The socket here may stand for one on the host: its path says nothing to anybody.
         return ConnectError(
-            f"no agent answers: {error!s}",
+            f"no agent answers: {str(error).removeprefix(self._socket_path + ': ')}",
             "start it with `dynctl up`",
         )
 

@@ -52,8 +52,9 @@ async def open_agent(
             stack.push_async_callback(client.close)
             await client.status()
         except ConnectError as error:
+            why = error.message.removeprefix(f"{entry.name}: ").removeprefix("no agent answers: ")
             raise NoAgentError(
-                f"{entry.name}: the agent does not answer: {error.message.removeprefix(entry.name + ': ')}",
+                f"{entry.name}: the agent does not answer: {why}",
                 "dynctl up starts it again",
             ) from error
         yield client

@@ -51,3 +51,32 @@ def test_a_lost_agent_is_reached_anew_at_the_next_sample(monkeypatch):
     assert first == second == HostSnapshot("a")
     assert opened == [1, 2, 3]
     assert closed == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        ("no agent answers: no complete answer within 10 s", "no complete answer within 10 s"),
+        ("a: nothing listens on /r/run/agent.sock", "nothing listens on /r/run/agent.sock"),
+    ],
+)
+def test_an_agent_that_does_not_answer_is_told_once_with_its_host(monkeypatch, cause, said):
+    class Remote:
+        name = "a"
+
+        def forward_socket(self, path):
+            raise ConnectError(cause)
+
+    async def agent_socket(*_):
+        return "/r/run/agent.sock"
+
+    monkeypatch.setattr(reach, "agent_socket", agent_socket)
+
+    async def scenario():
+        async with reach.open_agent(HostEntry("a", "a"), Remote(), Inventory("c", ())):
+            pass
+
+    with pytest.raises(NoAgentError) as caught:
+        asyncio.run(scenario())
+
+    assert caught.value.message == f"a: the agent does not answer: {said}"
