@@ -14,6 +14,8 @@ import time
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
+NEVER = "/dev/null/never"
+"""A path at which nothing can be, whatever lies about on this machine."""
 CACHE = (
     'vllm:cache_config_info{block_size="16",num_gpu_blocks="100",kv_cache_size_tokens="None"} 1\n'
 )
@@ -93,9 +95,9 @@ def main():
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--grandchild", action="store_true")
     parser.add_argument("--flood", type=float, default=0.0)
-    parser.add_argument("--busy-file", default="/nonexistent")
+    parser.add_argument("--busy-file", default=NEVER)
     parser.add_argument("--sleep-first", type=float, default=0.0)
-    parser.add_argument("--hang-file", default="/nonexistent")
+    parser.add_argument("--hang-file", default=NEVER)
     parser.add_argument("--think", type=float, default=0.0)
     options, _ = parser.parse_known_args()
     options.model = options.serves or options.model
