@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dynctl.agents.host import processes
 from dynctl.core.snapshot import GpuSample
+from dynctl.core.units import format_bytes
 
 _LIMIT_S = 5.0
 
@@ -145,19 +147,18 @@ def describe(holders: Sequence[GpuHolder]) -> str:
     """Name holders for a person: pid, program, user, memory."""
     parts = []
     for holder in holders:
-        memory = "" if holder.memory_bytes is None else f", {holder.memory_bytes / 1024**3:.1f} GiB"
+        memory = "" if holder.memory_bytes is None else f", {format_bytes(holder.memory_bytes)}"
         user = f" of {holder.user}" if holder.user else ""
         parts.append(f"{holder.name} (pid {holder.pid}{user}{memory})")
     return ", ".join(parts)
 
 
 def _who(pid: int) -> tuple[str, str | None]:
-    path = Path("/proc") / str(pid)
+    name = processes.name_of(pid)
     try:
-        name = (path / "comm").read_text("utf-8", "replace").strip()
-        owner = path.stat().st_uid
+        owner = (Path("/proc") / str(pid)).stat().st_uid
     except OSError:
-        return "process", None
+        return name, None
     try:
         return name, pwd.getpwuid(owner).pw_name
     except KeyError:
@@ -171,6 +172,8 @@ def _lives(pid: int) -> bool:
     except FileNotFoundError:
         # In a container NVML may speak of the machine's PIDs, which cannot be seen from here.
         return not _is_outermost()
+    except ProcessLookupError:  # it ended between open and read
+        return False
     return text[text.rfind(")") + 2] not in "ZX"
 
 

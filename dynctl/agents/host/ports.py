@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dynctl.agents.host import processes
 from dynctl.errors import EngineError
 
 _LISTEN = "0A"  # Source: TCP_LISTEN in include/net/tcp_states.h
@@ -50,8 +51,8 @@ def owners(port: int, pids: Iterable[int] | None = None) -> tuple[Owner, ...]:
     if not inodes:
         return ()
     links = {f"socket:[{inode}]" for inode in inodes}
-    candidates = _all_pids() if pids is None else pids
-    found = [Owner(pid, _name(pid)) for pid in candidates if _holds(pid, links)]
+    candidates = processes.pids() if pids is None else pids
+    found = [Owner(pid, processes.name_of(pid)) for pid in candidates if _holds(pid, links)]
     if found or pids is not None:
         return tuple(found)
     return (Owner(None, "unknown"),)
@@ -95,14 +96,3 @@ def _holds(pid: int, links: Collection[str]) -> bool:
     except OSError:
         return False
     return False
-
-
-def _all_pids() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-
-
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip()
-    except OSError:
-        return "process"

@@ -107,7 +107,7 @@ def is_same(identity: Identity) -> bool:
 
 def members(identity: Identity) -> list[int]:
     """List the live processes that belong to one start, also those whose parent is gone."""
-    table = {pid: stat for pid in _pids() if (stat := _stat(pid)) is not None}
+    table = {pid: stat for pid in pids() if (stat := _stat(pid)) is not None}
     found = {
         pid
         for pid, stat in table.items()
@@ -132,7 +132,7 @@ def members(identity: Identity) -> list[int]:
 def tagged(root: str) -> dict[int, str]:
     """List all processes started under a root directory, with their incarnation."""
     found = {}
-    for pid in _pids():
+    for pid in pids():
         env = _environ(pid)
         if env.get(ROOT_TAG) == root and TAG in env and pid != os.getpid():
             found[pid] = env[TAG]
@@ -229,8 +229,17 @@ def _children() -> list[int]:
         return []
 
 
-def _pids() -> list[int]:
+def pids() -> list[int]:
+    """Every process we can see."""
     return [int(path.name) for path in _PROC.iterdir() if path.name.isdigit()]
+
+
+def name_of(pid: int) -> str:
+    """What the kernel calls a process."""
+    try:
+        return (_PROC / str(pid) / "comm").read_text("utf-8", "replace").strip()
+    except OSError:
+        return "process"
 
 
 def _stat(pid: int) -> _Stat | None:
