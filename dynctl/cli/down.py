@@ -22,7 +22,8 @@ def command(
     """Drain and stop everything dynctl started.
 
     Stops routers, engines and agents of the cluster on every host of the inventory and removes dynctl's directory
-    there. Hosts that cannot be reached are named and keep what they have.
+    there. Hosts that cannot be reached are named and keep what they have. Exit 5 while somebody else is at it, which
+    --now does not wait for.
 
     Example: dynctl down --yes
     """
@@ -43,5 +44,5 @@ async def _down(wanted: Inventory, hosts: list[str], stage: Stage, *, now: bool,
         f"to see it through: {unasked()}"
     )
     async with open_fleet(wanted.entries(hosts), wanted.ssh) as fleet:
-        results = await take_down(wanted, fleet, progress, hosts=hosts, now=now)
+        results = await take_down(wanted, fleet, progress, hosts=hosts, now=now, heeds_lock=not now)
     raise_host_failures(results, "cleared")

@@ -56,6 +56,18 @@ async def hold_lock(remote: Remote, seat: Seat, operation: str) -> AsyncIterator
         await asyncio.shield(_release(ask))
 
 
+async def refuse_held(remote: Remote, seat: Seat) -> None:
+    """Look whether somebody changes the cluster just now, without taking the lock.
+
+    Raises:
+        DynctlError: exit 5 when somebody does; names who, from where and since when.
+    """
+    wish = {"root": seat.place.root, "action": "look"}
+    answer: dict[str, object] = await call(remote, seat.python, "lock", wish, PROGRAM_TIMEOUT_S)
+    if "held_by" in answer:
+        raise _held(answer, remote.name)
+
+
 async def _renew(ask: Ask) -> None:
     while True:
         await asyncio.sleep(RENEW_S)

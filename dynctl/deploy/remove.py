@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dynctl.core.inventory import HostEntry, Inventory
 from dynctl.core.text import clean
 from dynctl.deploy.launch import start_agent, stop_agent
+from dynctl.deploy.lock import refuse_held
 from dynctl.deploy.observe import PROGRAM_TIMEOUT_S, Seat, call
 from dynctl.deploy.places import place_of
 from dynctl.deploy.reach import NoAgentError, open_agent
 from dynctl.deploy.steps import Tell
-from dynctl.errors import CommandError, DeployError, DynctlError
+from dynctl.errors import CommandError, DeployError, DynctlError, ExitCode
 from dynctl.remote.fleet import Fleet
 from dynctl.remote.port import Remote
 
@@ -25,8 +26,23 @@ async def take_down(
     *,
     hosts: Sequence[str] | None = None,
     now: bool = False,
+    heeds_lock: bool = False,
 ) -> dict[str, DynctlError | None]:
-    """Leave nothing of this cluster on the hosts; a host that cannot be cleared maps to the reason."""
+    """Leave nothing of this cluster on the hosts; a host that cannot be cleared maps to the reason.
+
+    `heeds_lock`: nothing is cleared while somebody else changes the cluster.
+    """
+
+    async def look(entry: HostEntry, remote: Remote) -> None:
+        left = await _left_behind(entry, remote, inventory)
+        if left is not None:
+            await refuse_held(remote, left[0])
+
+    if heeds_lock:
+        looks = await fleet.map(look, hosts)
+        held = {name: e for name, e in looks.items() if e and e.exit_code is ExitCode.LOCKED}
+        if held:
+            return {**held}
 
     async def clear(entry: HostEntry, remote: Remote) -> None:
         left = await _left_behind(entry, remote, inventory)

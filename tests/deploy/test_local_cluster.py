@@ -355,6 +355,22 @@ def test_a_second_operator_is_told_who_holds_the_lock(cluster):
     assert "locked by dynctl up of ana@laptop (pid 7)" in done.stderr
 
 
+def test_down_stops_nothing_while_somebody_else_changes_the_cluster(cluster):
+    cluster.run("up", "--yes")
+    before = cluster.units()
+    lock = cluster.directory / ".dynctl/t/hosts/here/lock"
+    lock.mkdir()
+    holder = {"token": "x", "user": "ana", "machine": "desk", "pid": "7", "operation": "dynctl up"}
+    (lock / "holder.json").write_text(json.dumps(holder))
+
+    done = cluster.run("down", "--yes", code=5)
+
+    assert "locked by dynctl up of ana@desk (pid 7)" in done.stderr
+    assert {u["pid"] for u in cluster.units().values()} == {u["pid"] for u in before.values()}
+    cluster.run("down", "--yes", "--now")
+    assert cluster.left_running() == []
+
+
 def test_without_a_terminal_and_without_yes_nothing_happens(cluster):
     done = cluster.run("up", code=2)
 

@@ -13,6 +13,20 @@ from pathlib import Path
 TTL_S = 60.0
 
 
+def look(lock: Path) -> dict[str, object]:
+    """Tell who holds the lock; nothing when nobody does, or nobody renewed it for TTL_S."""
+    holder = lock / "holder.json"
+    try:
+        try:
+            age_s = time.time() - holder.stat().st_mtime
+            who = json.loads(holder.read_text())
+        except (OSError, ValueError):
+            age_s, who = time.time() - lock.stat().st_mtime, {}
+    except OSError:
+        return {}  # there is none, or it was just given back
+    return {"held_by": who, "age_s": age_s} if age_s < TTL_S else {}
+
+
 def take(lock: Path, owner: dict[str, str]) -> dict[str, object]:
     """Take the lock, or tell who has it. A lock nobody renewed for TTL_S is broken and taken."""
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -20,14 +34,8 @@ def take(lock: Path, owner: dict[str, str]) -> dict[str, object]:
         try:
             lock.mkdir()
         except FileExistsError:
-            holder = lock / "holder.json"
-            try:
-                age_s = time.time() - holder.stat().st_mtime
-                who = json.loads(holder.read_text())
-            except (OSError, ValueError):
-                age_s, who = time.time() - lock.stat().st_mtime, {}
-            if age_s < TTL_S:
-                return {"held_by": who, "age_s": age_s}
+            if held := look(lock):
+                return held
             stale = lock.with_name(f"lock.stale.{os.getpid()}")
             try:
                 lock.rename(stale)
@@ -54,12 +62,14 @@ def is_mine(lock: Path, token: str) -> bool:
 
 
 def main() -> None:
-    """Take, renew or release."""
+    """Take, renew, release, or only look."""
     wish = json.loads(sys.argv[1])
     lock = Path(wish["root"]) / "lock"
     answer: dict[str, object] = {}
     if wish["action"] == "take":
         answer = take(lock, wish["owner"])
+    elif wish["action"] == "look":
+        answer = look(lock)
     elif is_mine(lock, wish["owner"]["token"]):
         if wish["action"] == "renew":
             os.utime(lock / "holder.json")
