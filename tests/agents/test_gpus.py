@@ -135,7 +135,7 @@ def test_gpu_held_by_a_stranger_is_refused_naming_it(supervised, engine, tools, 
         (status,) = supervisor.status.units
         assert "GPU GPU-b is in use by sleep" in status.last_error
         assert f"pid {stranger}" in status.last_error
-        assert "12.0 GiB" in status.last_error
+        assert "12 GiB" in status.last_error
         assert status.pid is None
 
     supervised(body)
