@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
+_SCHEMA = "dynctl.config/1"
+
+
 class Format(StrEnum):
     """How `config` prints."""
 
@@ -58,12 +61,12 @@ def validate(
             }
             for p in error.problems
         ]
-        _emit({"version": 1, "path": str(inventory), "is_valid": False, "problems": found}, output)
+        _emit({"schema": _SCHEMA, "path": str(inventory), "is_valid": False, "problems": found}, output)
         raise typer.Exit(ExitCode.USAGE) from error
     if output is Format.TABLE:
         emit(_summary(loaded))
     else:
-        _emit({"version": 1, "path": str(inventory), "is_valid": True, "problems": []}, output)
+        _emit({"schema": _SCHEMA, "path": str(inventory), "is_valid": True, "problems": []}, output)
 
 
 @app.command()
@@ -84,7 +87,7 @@ def show(inventory: InventoryPath = DEFAULT_INVENTORY, output: FormatOption = Fo
         return
     found = rows(loaded)
     if output is Format.JSON:
-        emit_json({"version": 1, "path": str(inventory), "values": found})
+        emit_json({"schema": _SCHEMA, "path": str(inventory), "values": found})
         return
     table(
         ("KEY", "VALUE", "FROM"),

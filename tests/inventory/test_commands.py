@@ -77,6 +77,15 @@ def test_show_prints_values_with_their_origin_in_three_forms(here, capsys):
     assert yaml.safe_load(capsys.readouterr().out)["hosts"][0]["name"] == "local"
 
 
+@pytest.mark.parametrize("command", [["validate"], ["show"]])
+def test_json_says_its_schema_as_that_of_every_command(here, capsys, command):
+    run(["init", "--example", "local"])
+    capsys.readouterr()
+
+    assert run(["config", *command, "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "dynctl.config/1"
+
+
 def test_the_schema_is_printed(capsys):
     assert run(["config", "schema"]) == 0
     assert "draft-07" in json.loads(capsys.readouterr().out)["$schema"]
