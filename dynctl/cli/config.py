@@ -61,7 +61,10 @@ def validate(
             }
             for p in error.problems
         ]
-        _emit({"schema": _SCHEMA, "path": str(inventory), "is_valid": False, "problems": found}, output)
+        _emit(
+            {"schema": _SCHEMA, "path": str(inventory), "is_valid": False, "problems": found},
+            output,
+        )
         raise typer.Exit(ExitCode.USAGE) from error
     if output is Format.TABLE:
         emit(_summary(loaded))
