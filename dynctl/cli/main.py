@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import typer
 
@@ -58,7 +59,9 @@ EPILOG = (
 
 def _version(value: bool) -> None:
     if value:
-        typer.echo(f"dynctl {__version__}")
+        found = find_spec("dynctl.http1.connection")
+        is_compiled = found is not None and not str(found.origin).endswith(".py")
+        typer.echo(f"dynctl {__version__}{', compiled' if is_compiled else ''}")
         raise typer.Exit
 
 

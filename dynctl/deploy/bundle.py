@@ -10,7 +10,9 @@ import gzip
 import hashlib
 import io
 import os
+import platform
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from dataclasses import dataclass
@@ -35,6 +37,9 @@ CODE = (
 )
 """What runs on hosts; the import contracts keep these free of the rest."""
 
+COMPILED = "dynctl__mypyc"
+"""The library behind the compiled modules, beside the package; in an installation from a compiled wheel only."""
+
 LOCKS = ("agent.txt", "router.txt")
 PIP_TIMEOUT_S = 600.0
 KEEP_ARCHIVES = 8
@@ -56,6 +61,10 @@ class Target:
     def tag(self) -> str:
         """Directory name of this target's wheels."""
         return f"cp{self.python.replace('.', '')}-{self.libc}-{self.arch}"
+
+    def runs_what_runs_on(self, other: "Target") -> bool:
+        """Whether what is compiled there runs here: the same Python, no older libc."""
+        return self.python == other.python and other.pip_platforms()[0] in self.pip_platforms()
 
     def pip_platforms(self) -> list[str]:
         """Wheel platform tags this target accepts, newest first; pip matches each one exactly."""
@@ -79,6 +88,13 @@ class Bundle:
     digest: str
     path: Path
     num_bytes: int
+
+
+def local_target() -> Target:
+    """What fits this machine and the Python that runs here."""
+    libc, version = platform.libc_ver()
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return Target(python, f"{libc or 'musl'}-{version or '1.2'}", platform.machine())
 
 
 def target_of(host: Host) -> Target:
@@ -110,7 +126,7 @@ def cache_dir() -> Path:
 def bundle_digest(target: Target) -> str:
     """Name the bundle by what goes into it: code, locks and target. Costs a few milliseconds."""
     content = hashlib.sha256(target.tag.encode())
-    for name, data in [*_code_files(), *_lock_files()]:
+    for name, data in [*_code_files(target), *_lock_files()]:
         content.update(f"{name}\0{len(data)}\0".encode())
         content.update(data)
     return content.hexdigest()[:16]
@@ -126,7 +142,7 @@ async def make_bundle(target: Target) -> Bundle:
     path = cache_dir() / "bundles" / f"{digest}.tar.gz"
     if not path.exists():
         wheels = await fetch_wheels(target)
-        await asyncio.to_thread(_pack, path, wheels)
+        await asyncio.to_thread(_pack, path, target, wheels)
         _drop_old(path.parent)
     return Bundle(digest, path, path.stat().st_size)
 
@@ -199,22 +215,32 @@ def _lock_files() -> list[tuple[str, bytes]]:
     return [(name, (_locks_dir() / name).read_bytes()) for name in LOCKS]
 
 
-def _code_files() -> list[tuple[str, bytes]]:
+def _code_files(target: Target) -> list[tuple[str, bytes]]:
     root = Path(dynctl.__file__).parent
     files = []
+    runs_compiled = target.runs_what_runs_on(local_target())
+    library = root.parent / f"{COMPILED}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    if runs_compiled and library.is_file():
+        files.append((library.name, library.read_bytes()))
     for name in CODE:
         top = root / name
         paths = [top] if top.is_file() else sorted(top.rglob("*"))
-        wanted = [path for path in paths if path.is_file() and "__pycache__" not in path.parts]
+        wanted = [
+            path
+            for path in paths
+            if path.is_file()
+            and "__pycache__" not in path.parts
+            and (runs_compiled or path.suffix != ".so")
+        ]
         files += [
             (f"dynctl/{path.relative_to(root).as_posix()}", path.read_bytes()) for path in wanted
         ]
     return files
 
 
-def _pack(path: Path, wheels: list[Path]) -> None:
+def _pack(path: Path, target: Target, wheels: list[Path]) -> None:
     """Write the archive with fixed order, owners and times, so that equal content gives equal bytes."""
-    files = dict(_code_files())
+    files = dict(_code_files(target))
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             for member in archive.infolist():

@@ -220,7 +220,7 @@ class Connection(asyncio.Protocol):
         call = self._call
         self._pool.forget(self)
         # It holds our methods: a cycle for the collector otherwise.
-        del self._parser
+        self._parser = cast("httptools.HttpResponseParser", None)
         if call is None:
             return
         if self._has_head and exc is None and self._ends_at_close:

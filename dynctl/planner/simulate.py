@@ -23,7 +23,7 @@ from dynctl.planner.prompts import Prompts
 from dynctl.planner.replayed import EngineLoad, SimReport, spread_of
 from dynctl.planner.trace import Call, Trace
 from dynctl.planner.virtual import VirtualClock, VirtualEngine, VirtualEngineSpec
-from dynctl.router.api.streams import Usage
+from dynctl.router.api.shapes import Usage
 from dynctl.router.choosing import Policy
 from dynctl.router.config import Settings
 from dynctl.router.decisions import DecisionRing

@@ -241,6 +241,8 @@ class Desk:
             parity = worker.parity if self.tokens.tokenizer else "none"
             by_parity[(parity,)] = by_parity.get((parity,), 0) + 1
         engine = ("engine",)
+        is_compiled = float(not __file__.endswith(".py"))
+        yield from gauge("compiled", "1 where compiled modules serve.", {(): is_compiled})
         yield from gauge("inflight", "Requests accepted and not ended.", {(): len(self.flights)})
         yield from gauge("queued", "Requests waiting for an engine.", {(): len(self.line)})
         yield from gauge("engines", "Engines known.", by_state, ("role", "state"))

@@ -18,7 +18,8 @@ from dynctl.router import verdicts
 from dynctl.router.admission import backoff_s
 from dynctl.router.api.answers import Failure
 from dynctl.router.api.requests import CHAT, ApiRequest
-from dynctl.router.api.streams import Usage, read_answer
+from dynctl.router.api.shapes import Usage
+from dynctl.router.api.streams import read_answer
 from dynctl.router.deadlines import overdue_leg
 from dynctl.router.decisions import explained
 from dynctl.router.desk import Desk, draining

@@ -3,7 +3,7 @@
 Not here: what happens next (`handoff`), connections (`flight`). IO: none of its own; times are passed in.
 """
 
-from dynctl.router.api.streams import Usage
+from dynctl.router.api.shapes import Usage
 from dynctl.router.decisions import Decision, DecisionRing
 from dynctl.router.handoff import Leg
 from dynctl.router.hits import HitBook, Outlook

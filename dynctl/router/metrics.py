@@ -100,49 +100,60 @@ class Metrics:
     """All that one router counts."""
 
     def __init__(self) -> None:
-        self.requests = Counter(
+        self._families: list[Counter | Histogram] = []
+        self.requests = self._counter(
             "requests_total",
             "Generation requests that ended.",
             ("endpoint", "code"),
             [("completions", "200"), ("chat", "200")],
         )
-        self.errors = Counter(
+        self.errors = self._counter(
             "errors_total", "Requests that failed on our side.", ("reason",), _REASONS
         )
-        self.prompt_tokens = Counter("prompt_tokens_total", "Prompt tokens of completed requests.")
-        self.predicted_hit_tokens = Counter(
+        self.prompt_tokens = self._counter(
+            "prompt_tokens_total", "Prompt tokens of completed requests."
+        )
+        self.predicted_hit_tokens = self._counter(
             "predicted_hit_tokens_total", "Of those, expected in the prefilling engine's cache."
         )
-        self.possible_hit_tokens = Counter(
+        self.possible_hit_tokens = self._counter(
             "possible_hit_tokens_total", "Of those, what a cache without limit would have had."
         )
-        self.engine_cached_tokens = Counter(
+        self.engine_cached_tokens = self._counter(
             "engine_cached_tokens_total", "Of those, cached as the engine says."
         )
-        self.output_tokens = Counter(
+        self.output_tokens = self._counter(
             "output_tokens_total", "Generated tokens of completed requests."
         )
-        self.retries = Counter("retries_total", "Attempts after the first.", ("leg", "reason"))
-        self.stream_broken = Counter(
+        self.retries = self._counter(
+            "retries_total", "Attempts after the first.", ("leg", "reason")
+        )
+        self.stream_broken = self._counter(
             "stream_broken_total", "Streams ended in an error event.", ("reason",)
         )
-        self.handoffs = Counter("handoffs_total", "Prefill to decode hand-offs.", ("result",))
-        self.local_prefill = Counter(
+        self.handoffs = self._counter("handoffs_total", "Prefill to decode hand-offs.", ("result",))
+        self.local_prefill = self._counter(
             "local_prefill_total", "Requests a decode engine prefilled itself.", ("reason",)
         )
-        self.client_gone = Counter("client_gone_total", "Clients that left early.", ("phase",))
-        self.tokenized = Counter("tokenized_total", "How prompts were tokenised.", ("how",))
-        self.engine_failures = Counter(
+        self.client_gone = self._counter(
+            "client_gone_total", "Clients that left early.", ("phase",)
+        )
+        self.tokenized = self._counter("tokenized_total", "How prompts were tokenised.", ("how",))
+        self.engine_failures = self._counter(
             "engine_failures_total", "Failed attempts.", ("engine", "reason")
         )
-        self.warmed_tokens = Counter(
+        self.warmed_tokens = self._counter(
             "warmed_tokens_total", "Tokens of hot prefixes computed on engines that joined."
         )
-        self.kv_frames = Counter("kv_frames_total", "KV index updates applied.", ("kind",))
-        self.ttft = Histogram("ttft_seconds", "Time to the first token of streams.", _TTFT_BOUNDS)
-        self.itl = Histogram("itl_seconds", "Gap between token events of streams.", _ITL_BOUNDS)
-        self.queue = Histogram("queue_seconds", "Wait for an engine with room.", _TTFT_BOUNDS)
-        self.decision = Histogram("decision_seconds", "One placement.", _DECISION_BOUNDS)
+        self.kv_frames = self._counter("kv_frames_total", "KV index updates applied.", ("kind",))
+        self.ttft = self._histogram(
+            "ttft_seconds", "Time to the first token of streams.", _TTFT_BOUNDS
+        )
+        self.itl = self._histogram(
+            "itl_seconds", "Gap between token events of streams.", _ITL_BOUNDS
+        )
+        self.queue = self._histogram("queue_seconds", "Wait for an engine with room.", _TTFT_BOUNDS)
+        self.decision = self._histogram("decision_seconds", "One placement.", _DECISION_BOUNDS)
 
     def count(self, name: str, labels: tuple[str, ...]) -> None:
         """Count in the counter of that attribute name."""
@@ -152,10 +163,26 @@ class Metrics:
     def exposition(self, gauges: Iterable[str]) -> bytes:
         """Write everything as text; `gauges` are the lines of values read at this moment."""
         parts: list[str] = []
-        for family in vars(self).values():
+        for family in self._families:
             parts += family.lines()
         parts += gauges
         return ("\n".join(parts) + "\n").encode()
+
+    def _counter(
+        self,
+        name: str,
+        text: str,
+        labels: tuple[str, ...] = (),
+        known: Iterable[tuple[str, ...]] = (),
+    ) -> Counter:
+        counter = Counter(name, text, labels, known)
+        self._families.append(counter)
+        return counter
+
+    def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
+        histogram = Histogram(name, text, bounds)
+        self._families.append(histogram)
+        return histogram
 
 
 def gauge(

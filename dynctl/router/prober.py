@@ -14,7 +14,8 @@ import msgspec
 from dynctl.core.text import clean
 from dynctl.http1.upstream import UpstreamError
 from dynctl.router.api.requests import COMPLETIONS
-from dynctl.router.api.streams import Usage, read_answer
+from dynctl.router.api.shapes import Usage
+from dynctl.router.api.streams import read_answer
 from dynctl.router.hits import Outlook
 from dynctl.router.sources.route import Route
 from dynctl.router.workers import Worker

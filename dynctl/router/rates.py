@@ -18,6 +18,24 @@ _ANCHOR_WEIGHT = 6.0
 all say, and an engine that is avoided for a bad time it had comes back to the others."""
 
 
+_LINE_FIELDS = (
+    "_anchor",
+    "_declared_base",
+    "_declared_slope",
+    "_n",
+    "_outlier",
+    "_pin_weight",
+    "_scale",
+    "_sx",
+    "_sxx",
+    "_sxy",
+    "_sy",
+    "base",
+    "num_seen",
+    "slope",
+)
+
+
 class Line:
     """y ≈ base + slope · x by least squares with forgetting; starts from a declared line that fades as facts come.
 
@@ -25,22 +43,7 @@ class Line:
     work costs is the declared shape at the observed level.
     """
 
-    __slots__ = (
-        "_anchor",
-        "_declared_base",
-        "_declared_slope",
-        "_n",
-        "_outlier",
-        "_pin_weight",
-        "_scale",
-        "_sx",
-        "_sxx",
-        "_sxy",
-        "_sy",
-        "base",
-        "num_seen",
-        "slope",
-    )
+    __slots__ = _LINE_FIELDS
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class Line:
     def copy(self) -> "Line":
         """Return a line that has seen the same and goes its own way from here."""
         twin = Line(self.base, self.slope, self._scale)
-        for name in Line.__slots__:
+        for name in _LINE_FIELDS:
             setattr(twin, name, getattr(self, name))
         return twin
 

@@ -9,13 +9,12 @@ Not here: pools, prompts worth matching. IO: upstream connections.
 import time
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from dynctl.http1.call import Call, UpstreamError
 from dynctl.http1.message import Header
 from dynctl.http1.server import Exchange
 from dynctl.router.api.requests import CHAT, ApiRequest
-from dynctl.router.api.streams import Answer, read_answer
+from dynctl.router.api.shapes import Answer
+from dynctl.router.api.streams import read_answer
 from dynctl.router.choosing import Load, Need
 from dynctl.router.decisions import Decision
 from dynctl.router.flight import Flight
@@ -87,10 +86,8 @@ def begin_short(
         placed = Placed(booking, None, 0, decisions=[decision])
         flight.adopt(Prompt.guessed(desk.hashers, number), placed, call, now_s)
     else:
-        short = ShortFlight(
-            *(desk, exchange, request, model, request_id, shown_id),
-            *(booking, decision, now_s, route.is_relayed),
-        )
+        short = ShortFlight(desk, exchange, request, model, request_id, shown_id)
+        short.placed(booking, decision, now_s, is_relayed=route.is_relayed)
         short.call = route.send(request.endpoint, request_id, body, short)
         exchange.on_gone = short.gone
         desk.enter(short)
@@ -143,24 +140,61 @@ def _less_loaded(loads: list[Load], luck: float) -> int:
     return int(difference > 0) if difference else int(luck * 2)
 
 
-class ShortFlight(msgspec.Struct, eq=False):
+class ShortFlight:
     """A short request, placed and sent, until its end; it receives its own answer, which is not streamed."""
 
-    _desk: "Desk"
-    _exchange: Exchange
-    request: ApiRequest
-    model: str | None
-    request_id: str
-    _shown_id: bytes
-    _booking: Booking
-    _decision: Decision
-    _sent_s: float
-    _is_relayed: bool
-    call: Call | None = None
-    _status: int = 0
-    _headers: list[Header] = []
-    _parts: list[bytes] = []
-    _num_bytes: int = 0
+    __slots__ = (
+        "_booking",
+        "_decision",
+        "_desk",
+        "_exchange",
+        "_headers",
+        "_is_relayed",
+        "_num_bytes",
+        "_parts",
+        "_sent_s",
+        "_shown_id",
+        "_status",
+        "call",
+        "model",
+        "request",
+        "request_id",
+    )
+
+    def __init__(
+        self,
+        desk: "Desk",
+        exchange: Exchange,
+        request: ApiRequest,
+        model: str | None,
+        request_id: str,
+        shown_id: bytes,
+    ) -> None:
+        """Arguments as of a `Flight`."""
+        self._desk = desk
+        self._exchange = exchange
+        self.request = request
+        self.model = model
+        self.request_id = request_id
+        self._shown_id = shown_id
+        self.call: Call | None = None
+        self._status = 0
+        self._headers: list[Header] = []
+        self._parts: list[bytes] = []
+        self._num_bytes = 0
+        self._booking: Booking
+        self._decision: Decision
+        self._sent_s: float
+        self._is_relayed: bool
+
+    def placed(
+        self, booking: Booking, decision: Decision, sent_s: float, *, is_relayed: bool
+    ) -> None:
+        """Note where the request goes."""
+        self._booking = booking
+        self._decision = decision
+        self._sent_s = sent_s
+        self._is_relayed = is_relayed
 
     # The engine tells…
 

@@ -2,6 +2,7 @@ import asyncio
 import gzip
 import io
 import sys
+import sysconfig
 import tarfile
 
 import pytest
@@ -42,8 +43,8 @@ def test_a_host_without_python_or_of_unknown_libc_is_refused_with_its_name(facts
 
 
 def test_equal_content_gives_equal_bytes_and_only_what_hosts_need(tmp_path):
-    bundle._pack(tmp_path / "one.tar.gz", [])
-    bundle._pack(tmp_path / "two.tar.gz", [])
+    bundle._pack(tmp_path / "one.tar.gz", bundle.local_target(), [])
+    bundle._pack(tmp_path / "two.tar.gz", bundle.local_target(), [])
 
     assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "two.tar.gz").read_bytes()
     with tarfile.open(
@@ -52,6 +53,37 @@ def test_equal_content_gives_equal_bytes_and_only_what_hosts_need(tmp_path):
         tops = {name.split("/")[1] for name in tar.getnames()}
     assert {"agents", "router", "sim", "core"} <= tops
     assert not {"cli", "tui", "remote", "inventory", "planner"} & tops
+
+
+@pytest.mark.parametrize(
+    ("target", "fits"),
+    [
+        (bundle.Target("3.11", "glibc-2.36", "x86_64"), True),
+        (bundle.Target("3.11", "glibc-2.41", "x86_64"), True),
+        (bundle.Target("3.11", "glibc-2.31", "x86_64"), False),
+        (bundle.Target("3.12", "glibc-2.36", "x86_64"), False),
+        (bundle.Target("3.11", "glibc-2.36", "aarch64"), False),
+        (bundle.Target("3.11", "musl-1.2", "x86_64"), False),
+    ],
+)
+def test_compiled_modules_travel_to_hosts_that_can_run_them_beside_their_sources(
+    target, fits, tmp_path, monkeypatch
+):
+    package = tmp_path / "dynctl"
+    (package / "http1").mkdir(parents=True)
+    for name in ("__init__.py", "http1/call.py", "http1/call.cpython.so"):
+        (package / name).touch()
+    library = f"dynctl__mypyc{sysconfig.get_config_var('EXT_SUFFIX')}"
+    (tmp_path / library).touch()
+    monkeypatch.setattr(bundle.dynctl, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(bundle, "CODE", ("__init__.py", "http1"))
+    here = bundle.Target("3.11", "glibc-2.36", "x86_64")
+    monkeypatch.setattr(bundle, "local_target", lambda: here)
+
+    names = {name for name, _ in bundle._code_files(target)}
+
+    compiled = {library, "dynctl/http1/call.cpython.so"} if fits else set()
+    assert names == {"dynctl/__init__.py", "dynctl/http1/call.py"} | compiled
 
 
 def test_digest_differs_between_targets():

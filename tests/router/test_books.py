@@ -151,6 +151,7 @@ def test_a_transfer_belongs_to_the_engine_that_prefilled_and_to_none_after_a_loc
     run(main)
 
 
+@pytest.mark.source
 def test_an_index_that_fails_leaves_no_booking_behind(run):
     async def main():
         async with routed(FakeEngine("e0"), policy="kv") as bench:

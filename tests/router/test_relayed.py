@@ -5,6 +5,7 @@ import dataclasses
 import json
 import random
 
+import pytest
 from router_bench import until
 from router_relays import relayed, talk
 from router_sims import Sim, prompt_of
@@ -71,6 +72,7 @@ def test_k8_a_new_incarnation_has_no_blocks_and_is_reached_at_once(run, tls, sho
     run(main)
 
 
+@pytest.mark.source
 def test_an_engine_that_was_replaced_unseen_answers_409_and_the_request_goes_on(
     run, tls, short_dir, monkeypatch
 ):

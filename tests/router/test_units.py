@@ -85,6 +85,7 @@ def test_texts_are_cut_where_it_is_exact_and_stay_whole_where_it_is_not():
     assert UnitCutter(TOKENIZERS["greedy"]).cut("x<|a|> y[X]") == ["x<|a|> y[X]"]
 
 
+@pytest.mark.source
 def test_a_further_turn_costs_that_turn_alone(run):
     async def main():
         tokenizer = load_tokenizer(str(MODEL_DIR))

@@ -5,6 +5,7 @@ Fields the router owns never come from a client. Not here: tokens, routing, HTTP
 """
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -58,7 +59,8 @@ class RefusedError(Exception):
         self.failure = failure
 
 
-class ApiRequest(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class ApiRequest:
     """One checked generation request."""
 
     endpoint: str

@@ -4,11 +4,20 @@ Bytes pass untouched, except usage the client did not ask for, which is cut out.
 is never made to look complete. Not here: sockets, retries. Pure.
 """
 
-from typing import Any
-
 import msgspec
 
 from dynctl.http1.sse import EventSplitter, EventTooLongError, event_data
+from dynctl.router.api.shapes import (
+    Answer,
+    Choice,
+    Chunk,
+    Part,
+    Usage,
+    WholeAnswer,
+    decode_answer,
+    decode_chunk,
+    decode_raw_usage,
+)
 
 _FAILED_REASONS = frozenset(("error", "abort"))
 """Finish reasons that mean the engine gave up; vLLM says abort when it is shut down under a request."""
@@ -18,68 +27,6 @@ _NULL_USAGE = b',"usage":null'
 _NO_MARKS = bytes(byte for byte in range(256) if byte not in b'"\\\r\n')
 _NUM_TELLING = 12
 """Bytes of a key: longer needles are found faster than two quotes."""
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class Usage(msgspec.Struct):
-    """What the engine counted."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-
-    @property
-    def output_tokens(self) -> int:
-        """Generated tokens."""
-        return self.completion_tokens or 0
-
-    @property
-    def cached_tokens(self) -> int | None:
-        """Prompt tokens found in the cache; None when the engine does not say."""
-        return (
-            None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
-        )
-
-
-class _Part(msgspec.Struct):
-    content: Any = None
-    reasoning: Any = None
-    reasoning_content: Any = None
-    tool_calls: Any = None
-    function_call: Any = None
-    refusal: Any = None
-
-
-class _Choice(msgspec.Struct):
-    text: str | None = None
-    delta: _Part | None = None
-    message: _Part | None = None
-    finish_reason: str | None = None
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    usage: Usage | None = None
-    error: Any = None
-
-
-class _RawUsage(msgspec.Struct):
-    usage: msgspec.Raw
-
-
-class _Answer(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    usage: Usage | None = None
-    error: Any = None
-    kv_transfer_params: Any = None
-
-
-_decode_chunk = msgspec.json.Decoder(_Chunk).decode
-_decode_answer = msgspec.json.Decoder(_Answer).decode
-_decode_raw_usage = msgspec.json.Decoder(_RawUsage).decode
 
 
 class _Plain:
@@ -132,7 +79,7 @@ class StreamFollower:
         self._hides_usage = hides_usage
         self._has_finish = False
         self._plain: _Plain | None = None
-        self._teacher: tuple[bytes, _Chunk] | None = None
+        self._teacher: tuple[bytes, Chunk] | None = None
         """The last event and what it said, while no shape is known."""
         self._num_learned = 0
         self.num_token_events = 0
@@ -213,14 +160,14 @@ class StreamFollower:
             self.is_done = True
             return event
         try:
-            chunk = _decode_chunk(data)
+            chunk = decode_chunk(data)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return self._break("an event that is no completion chunk")
         if chunk.error is not None:
             return self._break("the engine reported an error")
         return self._follow_chunk(event, data, chunk)
 
-    def _follow_chunk(self, event: bytes, data: bytes, chunk: _Chunk) -> bytes:
+    def _follow_chunk(self, event: bytes, data: bytes, chunk: Chunk) -> bytes:
         for choice in chunk.choices or ():
             reason = choice.finish_reason
             if reason is not None:
@@ -240,7 +187,7 @@ class StreamFollower:
             return self._without_null(event)
         if not chunk.choices:
             return b""
-        return event.replace(b',"usage":' + bytes(_decode_raw_usage(data).usage), b"", 1)
+        return event.replace(b',"usage":' + bytes(decode_raw_usage(data).usage), b"", 1)
 
     def _without_null(self, events: bytes) -> bytes:
         """Cut out the null that an engine asked for usage may write in chunks that have none.
@@ -258,7 +205,7 @@ _MAX_LEARNED = 8
 """A stream whose events change their shape all the time (several choices, token ids) is parsed event by event."""
 
 
-def _learn(event: bytes, chunk: _Chunk) -> _Plain | None:
+def _learn(event: bytes, chunk: Chunk) -> _Plain | None:
     """The shape of an event that is one choice's text and no more; None when it is anything else."""
     choices = chunk.choices
     if choices is None or len(choices) != 1 or choices[0].finish_reason is not None:
@@ -274,7 +221,7 @@ def _learn(event: bytes, chunk: _Chunk) -> _Plain | None:
     return plain if plain.count(event) == 1 else None
 
 
-def _only_text(choice: _Choice) -> tuple[str | None, bytes]:
+def _only_text(choice: Choice) -> tuple[str | None, bytes]:
     """The one string of a choice that is its token, and its key; nothing when it has none or several."""
     delta = choice.delta
     if choice.text:
@@ -294,7 +241,7 @@ def _only_text(choice: _Choice) -> tuple[str | None, bytes]:
     return (text, name) if isinstance(text, str) else (None, b"")
 
 
-def _has_token(part: _Part) -> bool:
+def _has_token(part: Part) -> bool:
     return bool(
         part.content
         or part.reasoning_content
@@ -305,26 +252,16 @@ def _has_token(part: _Part) -> bool:
     )
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """A whole answer, looked at once."""
-
-    usage: Usage | None
-    transfer: Any
-    """`kv_transfer_params`, unchecked."""
-    fault: str
-    """Why it is no sound answer; empty: it is one."""
-
-
 def read_answer(content: bytes) -> Answer:
     """Read a 200 answer that is not streamed; an answer that only looks like one is a fault, never forwarded."""
     try:
-        answer = _decode_answer(content)
+        answer = decode_answer(content)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return Answer(None, None, "an answer that is no completion")
     return Answer(answer.usage, answer.kv_transfer_params, _answer_fault(answer))
 
 
-def _answer_fault(answer: _Answer) -> str:
+def _answer_fault(answer: WholeAnswer) -> str:
     if answer.error is not None:
         return "an error inside a 200"
     if not answer.choices:

@@ -1,0 +1,39 @@
+"""What `pyproject.toml` cannot say: with DYNCTL_COMPILE=1 the modules below are compiled (docs/decisions/0012-compiled-modules.md).
+
+The same sources run either way; each compiled module stands beside its source, and where it does not fit (another Python,
+another machine) the source is used. Only wheels are compiled, never a working tree: there a stale binary would hide edits.
+"""
+
+import os
+from pathlib import Path
+
+from setuptools import setup
+
+COMPILED = {
+    "dynctl/http1": "body call connection exchange guard server_connection sse upstream",
+    "dynctl/kv": "hashing runs slower tracker",
+    "dynctl/router": "admission choosing deadlines desk expected fallback flight forks handoff hits hot ledger legs loading "
+    "metrics orders overlaps placement prefix_index prompt rates reply server short_flight text_blocks transfer_cost units verdicts "
+    "warming worker_table workers",
+    "dynctl/router/api": "answers keys requests streams",
+    "dynctl/router/policies": "kv least_loaded prefix random round_robin",
+    "dynctl/router/sources": "route",
+}
+"""The way of a request and of a KV event through router and relay. Not: types that msgspec builds (it makes those classes
+itself), starting and stopping, what waits for sockets in coroutines."""
+
+
+def _extensions():
+    if os.environ.get("DYNCTL_COMPILE") != "1":
+        return []
+    from mypyc.build import mypycify  # noqa: PLC0415 - needed for this alone
+
+    here = Path(__file__).parent
+    files = [f"{place}/{name}.py" for place, names in COMPILED.items() for name in names.split()]
+    missing = [file for file in files if not (here / file).is_file()]
+    if missing:
+        raise SystemExit(f"setup.py: no such modules to compile: {', '.join(missing)}")
+    return mypycify(files, opt_level="3", debug_level="0", group_name="dynctl")
+
+
+setup(ext_modules=_extensions())
