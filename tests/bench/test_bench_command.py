@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from dynctl.bench import report
 from dynctl.cli.bench import _reachable_url, parse_slo
 from dynctl.cli.main import run
 from dynctl.core.inventory import HostEntry, Inventory
@@ -44,7 +45,9 @@ def test_the_table_has_the_figures_and_ends_in_advice(served, capsys):
     assert out.splitlines()[-1].startswith("advice: ")
 
 
-def test_json_is_one_document_that_explains_itself(served, capsys):
+def test_json_is_one_document_that_explains_itself(served, monkeypatch, capsys):
+    # A goal is not held to be reached where this machine was too busy to tell.
+    monkeypatch.setattr(report, "_client_limited", lambda *_: "")
     assert bench(served(), "-o", "json", "--seed", "7", "--slo", "ttft=60000,itl=60000") == 0
     found = json.loads(capsys.readouterr().out)
 
