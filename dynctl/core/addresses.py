@@ -22,8 +22,8 @@ def is_public(text: str) -> bool:
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address without its scope (`fe80::1%eth0`)."""
+    """The address; only of IPv6 may it have a scope (`fe80::1%eth0`): `127.0.0.1%.example.com` is a name."""
     try:
-        return ipaddress.ip_address(text.partition("%")[0])
+        return ipaddress.ip_address(text)
     except ValueError:
         return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from dynctl.agents.protocol import EngineWish, HostSlice, RelayWish, RouterUnit
+from dynctl.core.addresses import is_loopback
 from dynctl.core.inventory import DeploymentWish, Inventory
 from dynctl.core.plan import Plan, PlannedDeployment, PlannedHost, Pool, Replica, Role, Sourced
 from dynctl.deploy.places import Place
@@ -15,7 +16,6 @@ from dynctl.router.config import (
     RelayTarget,
     RouterConfig,
     TlsFiles,
-    is_loopback,
     split_listen,
 )
 

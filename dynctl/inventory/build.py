@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dynctl.core.addresses import is_loopback
 from dynctl.core.inventory import (
     ApiKey,
     DeploymentWish,
@@ -27,7 +28,6 @@ _FLAG = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 _ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 _URL = re.compile(r"^https?://[^\s/?#@]+(/[^\s?#]*)?$")
 _LISTEN = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})$")
-_LOOPBACK = re.compile(r"^(127\.[0-9.]+|localhost|\[::1\])$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ def _check_router(
     if (router.tls_cert is None) != (router.tls_key is None):
         values.report_key(here, "tls_cert and tls_key belong together; one of them is missing")
     has_tls = router.tls_cert is not None
-    if not _LOOPBACK.match(match[1]) and not router.allow_insecure_listen:
+    if not is_loopback(match[1].strip("[]")) and not router.allow_insecure_listen:
         missing = [
             what for what, is_there in (("api_keys", has_keys), ("TLS", has_tls)) if not is_there
         ]

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from dynctl.core.addresses import is_loopback
 from dynctl.core.hardware import GpuState, Host
 from dynctl.core.inventory import DeploymentWish, Inventory
 from dynctl.core.model import Model
@@ -23,7 +24,7 @@ from dynctl.planner.memory import legal_tp, sheet
 from dynctl.planner.options import needed_tokens
 from dynctl.planner.placement import Group, kind_of, natural, port_space
 from dynctl.planner.transfer import Fabric
-from dynctl.router.config import is_loopback, split_listen
+from dynctl.router.config import split_listen
 
 T = TypeVar("T")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 
 import msgspec
 
+from dynctl.core.addresses import is_loopback
 from dynctl.core.router_settings import Settings, make_settings
 from dynctl.errors import UsageError
 
@@ -20,7 +21,6 @@ __all__ = [
     "Settings",
     "TlsFiles",
     "check_config",
-    "is_loopback",
     "make_settings",
     "parse_config",
     "split_listen",
@@ -116,11 +116,6 @@ def split_listen(listen: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise UsageError(f"listen address {listen!r} is no HOST:PORT", "write 127.0.0.1:8000")
     return host.strip("[]"), int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can connect to an address."""
-    return host in {"localhost", "::1"} or host.startswith("127.")
 
 
 def parse_config(content: bytes) -> RouterConfig:

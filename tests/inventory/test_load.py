@@ -234,3 +234,32 @@ def test_the_local_inventory_is_one_host_with_prefill_and_decode_simulated():
         (Role.PREFILL, 1),
         (Role.DECODE, 2),
     ]
+
+
+@pytest.mark.parametrize(
+    ("listen", "is_open"),
+    [
+        ("127.0.0.1:80", False),
+        ("127.8.9.10:80", False),
+        ("localhost:80", False),
+        ("[::1]:80", False),
+        ("127.example.com:80", True),
+        ("127.0.0.1.evil.org:80", True),
+        ("localhost.evil.org:80", True),
+        ("127.0.0.999:80", True),
+        ("[::]:80", True),
+        ("10.0.0.1:80", True),
+    ],
+)
+def test_only_true_loopback_is_an_entrance_without_keys_and_tls(load, listen, is_open):
+    text = f"""
+cluster: prod
+hosts: [a]
+deployments:
+  - {{name: x, model: m, engine: sim, router: {{listen: "{listen}"}}}}
+"""
+    if is_open:
+        with pytest.raises(InventoryError, match="is open to others without api_keys and TLS"):
+            load(text)
+    else:
+        assert load(text).inventory.deployments[0].router.listen == listen

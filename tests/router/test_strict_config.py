@@ -69,3 +69,30 @@ def test_two_engines_at_one_place_are_refused_by_both_names(what):
     other[what] = one[what]
     with pytest.raises(UsageError, match="e0"):
         parse_config(json.dumps(SOUND | {"engines": [one, other]}).encode())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "localhost", "[::1]", "::1"])
+def test_loopback_needs_neither_keys_nor_tls(host):
+    bare = {"listen": f"{host}:0", "engines": [ENGINE]}
+    assert parse_config(json.dumps(bare).encode()).engines[0].id == "e0"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.example.com",
+        "127.0.0.1.evil.org",
+        "127.0.0.1%.evil.org",
+        "localhost.evil.org",
+        "127.0.0.999",
+        "0.0.0.0",
+        "[::]",
+        "10.0.0.1",
+        "gpu-01",
+    ],
+)
+def test_a_name_that_only_looks_like_loopback_opens_nothing_unprotected(host):
+    bare = {"listen": f"{host}:0", "engines": [ENGINE]}
+    with pytest.raises(UsageError, match="without API keys and TLS"):
+        parse_config(json.dumps(bare).encode())
+    assert parse_config(json.dumps({**bare, "allow_insecure_listen": True}).encode())
