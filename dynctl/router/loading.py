@@ -7,9 +7,8 @@ of media. Not here: which blocks are where (`prefix_index`). Pure.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
-
-import msgspec
 
 from dynctl.core.kv import HOST, STORAGE
 from dynctl.core.router_settings import Settings
@@ -21,7 +20,8 @@ _USUAL_BYTES = 100 * 1024
 """Of a token's KV, where the model's is not known."""
 
 
-class Loadable(msgspec.Struct, frozen=True, gc=False):
+@dataclass(frozen=True, slots=True)
+class Loadable:
     """What one engine has of a prompt beside its device."""
 
     device_tokens: int
