@@ -32,8 +32,6 @@ class Load(NamedTuple):
     capacity_tokens: int
     """Of KV memory; 0: not known."""
     active_requests: int
-    active_tokens: int
-    """Prompt and expected output of what runs there."""
     pending_prefill_tokens: int
     uncached_ms_per_token: float
     """What an uncached token costs in all: its prefill, and in a full cache the room it takes."""

@@ -91,9 +91,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Close the leg's connection, so that the engine sees it."""
-
-    leg: Leg
+    """Close the connection of the leg under way, so that its engine sees it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +366,4 @@ _GONE_LABEL = {
 
 
 def _cancels(phase: Phase) -> list[Action]:
-    if phase is Phase.PREFILLING:
-        return [Cancel(Leg.PREFILL)]
-    return [Cancel(Leg.MAIN)] if phase in {Phase.MAIN, Phase.STREAMING} else []
+    return [Cancel()] if phase in {Phase.PREFILLING, Phase.MAIN, Phase.STREAMING} else []

@@ -89,7 +89,6 @@ class Unplaced:
 class _Pick:
     """A choice not yet booked."""
 
-    view: View
     workers: Sequence[Worker]
     decision: Decision
 
@@ -115,7 +114,6 @@ class Placement:
         rng: random.Random,
     ) -> None:
         self.workers = workers
-        self.index = index
         self.overlaps = Overlaps(index)
         self.policy = policy
         self.links = Links(settings.transfer_setup_ms, settings.transfer_ms_per_token)
@@ -283,13 +281,13 @@ class Placement:
         return workers
 
     def _why_none(self, order: Order, roles: frozenset[str]) -> Failure | None:
-        readiness = self.workers.readiness(roles, order.model)
+        are_coming = self.workers.are_coming(roles, order.model)
         serving = self.workers.serving(roles, order.model)
         if serving and order.excluded and not order.may_repeat:
-            if all(worker.key in order.excluded for worker in serving) and not readiness.coming:
+            if all(worker.key in order.excluded for worker in serving) and not are_coming:
                 return no_engine()
             return None
-        return None if serving or readiness.coming else no_engine()
+        return None if serving or are_coming else no_engine()
 
     def _pick(
         self, order: Order, leg: str, view: View, workers: Sequence[Worker], now_s: float
@@ -332,7 +330,7 @@ class Placement:
         )
         if held is not None and overlaps is held.tokens:
             decision.loadable = held.loadable
-        return _Pick(view, workers, decision)
+        return _Pick(workers, decision)
 
     def _try_overlaps(
         self, prompt: Prompt, view: View, workers: Sequence[Worker], now_s: float, *, may_load: bool

@@ -29,7 +29,6 @@ _MIN_RESTART_S = 0.5
 _MAX_RESTART_S = 10.0
 _ASK_S = 2.0
 _CLOSING_S = 5.0
-_BACKLOG = 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ _GENERATE = frozenset((COMPLETIONS, CHAT))
 _TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 
 _UNAUTHORIZED = Failure(401, "the API key is missing or not known here", "invalid_api_key")
-_TOO_LARGE_CODE = "request_too_large"
 
 
 class Entrance:

@@ -64,11 +64,6 @@ class ModelTokenizer:
         self.cutter = UnitCutter(tokenizer)
         """Cuts rendered chats into parts that are tokenised once."""
 
-    @property
-    def has_template(self) -> bool:
-        """Whether chat requests can be tokenised."""
-        return self._template is not None
-
     def text_of(self, request: ApiRequest) -> str | None:
         """The prompt's text; None where it cannot be known."""
         if request.endpoint == CHAT:

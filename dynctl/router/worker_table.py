@@ -5,7 +5,6 @@ Not here: an engine's own books (`workers`), choosing, clocks (times are passed 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.router.config import Settings
@@ -25,16 +24,6 @@ _MAX_SPREAD = 4096
 
 DECODE = frozenset(("decode",))
 _AGGREGATED = frozenset(("aggregated",))
-
-
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """What can be said about the engines that could do a leg."""
-
-    serving: int
-    """Ready and reachable."""
-    coming: int
-    """Starting, restarting, or behind a relay that does not answer just now: worth waiting for."""
 
 
 class View:
@@ -134,7 +123,7 @@ class WorkerTable:
             return DECODE
         if self.view(_AGGREGATED, model, now_s).workers:
             return _AGGREGATED
-        return DECODE if self.readiness(DECODE, model).coming else _AGGREGATED
+        return DECODE if self.are_coming(DECODE, model) else _AGGREGATED
 
     def relax(self, now_s: float, index: PrefixIndex) -> None:
         """Let what was learned of engines nobody uses fade towards the others, see whose cache is full; call it every second."""
@@ -220,13 +209,6 @@ class WorkerTable:
             worker.is_reachable = is_reachable
             self._views.clear()
 
-    def set_state(self, engine_id: str, state: EngineState) -> None:
-        """Note a change of state that was seen before the facts of its source changed."""
-        worker = self._workers.get(engine_id)
-        if worker is not None:
-            worker.update(replace(worker.info, state=state), self._settings)
-            self._views.clear()
-
     def serving(self, roles: frozenset[str], model: str | None = None) -> list[Worker]:
         """Engines of these roles that take requests, for one model or any."""
         return [
@@ -237,17 +219,15 @@ class WorkerTable:
             and worker.is_serving()
         ]
 
-    def readiness(self, roles: frozenset[str], model: str | None = None) -> Readiness:
-        """Count the engines of these roles that serve or are about to."""
-        serving = coming = 0
-        for worker in self._workers.values():
-            if worker.info.role not in roles or (model is not None and worker.info.model != model):
-                continue
-            if worker.is_serving():
-                serving += 1
-            elif worker.info.state in _COMING:
-                coming += 1
-        return Readiness(serving, coming)
+    def are_coming(self, roles: frozenset[str], model: str | None = None) -> bool:
+        """Whether engines of these roles are worth waiting for: they start, restart, or are out of reach just now."""
+        return any(
+            worker.info.role in roles
+            and (model is None or worker.info.model == model)
+            and not worker.is_serving()
+            and worker.info.state in _COMING
+            for worker in self._workers.values()
+        )
 
 
 _COMING = frozenset({EngineState.STARTING, EngineState.BACKOFF, EngineState.READY})

@@ -180,7 +180,6 @@ class Worker:
             WATERMARK * capacity - self.active_tokens if capacity else math.inf,
             capacity,
             self.active_requests,
-            self.active_tokens,
             self.pending_prefill_tokens,
             per_token(prefill) * (1.0 + ROOM_PRICE * self.turnover),
         )
@@ -369,11 +368,6 @@ class Booking:
     def has_prefill(self) -> bool:
         """Whether a prefill of this request still counts here."""
         return self._prefill_tokens > 0
-
-    @property
-    def prefill_tokens(self) -> int:
-        """Tokens expected to be computed here for this request."""
-        return self._prefill_tokens
 
     def prefill_here(self, tokens: int, now_s: float) -> None:
         """Take on a prefill."""

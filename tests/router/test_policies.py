@@ -41,7 +41,6 @@ def load(name, active=0, pending=0, recent=1.0, tokens=0):
         room_tokens=70_000.0 - tokens,
         capacity_tokens=100_000,
         active_requests=active,
-        active_tokens=tokens,
         pending_prefill_tokens=pending,
         uncached_ms_per_token=0.1,
     )

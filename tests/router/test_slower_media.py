@@ -117,7 +117,7 @@ def test_the_engine_that_can_load_is_taken_before_one_that_would_compute(capsys)
     assert (placed.overlap_tokens, decision.device_tokens) == (1600, 160)
     assert decision.to_load.tokens == 1440
     # Booked as much prefill as the load takes, beside the token that is computed.
-    assert 1 < placed.main.prefill_tokens < 400
+    assert 1 < placed.main.worker.pending_prefill_tokens < 400
     assert decision.recompute() == decision.position
     assert (placed.outlook.held, placed.outlook.predicted) == (1600, 1600)
     shown = decision.to_json()

@@ -5,7 +5,6 @@ IO: sockets (through http1), zmq sockets (through kv).
 """
 
 import asyncio
-import logging
 from dataclasses import dataclass
 
 import zmq
@@ -30,8 +29,6 @@ BEAT_S = 1.0
 
 _ENGINE_LIMITS = UpstreamLimits(max_connections=4096, silence_timeout_s=3600.0)
 _MAX_PAUSED_TABLE_BYTES = 1024 * 1024
-
-_log = logging.getLogger("dynctl.relay")
 
 
 @dataclass(slots=True)

@@ -125,7 +125,6 @@ def _costs(
             capacity,
             _,
             _,
-            _,
             uncached_ms,
         ), overlap in zip(loads, overlaps, strict=True)
     ]
