@@ -18,12 +18,10 @@ if TYPE_CHECKING:
 class UpstreamError(DynctlError):
     """Raised when an origin gave no proper answer; `on_error` receives it as a value."""
 
-    def __init__(self, kind: str, message: str, *, before_first_byte: bool) -> None:
+    def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
         """`connect`, `closed`, `protocol` or `timeout`."""
-        self.before_first_byte = before_first_byte
-        """No byte of an answer had arrived."""
 
 
 class ResponseSink(Protocol):
@@ -73,7 +71,6 @@ class Call:
         "_pool",
         "_task",
         "has_received",
-        "has_sent",
         "heard_tick",
         "is_paused",
         "sink",
@@ -93,8 +90,6 @@ class Call:
         self.heard_tick = 0
         """The pool's sweep during which the origin was last heard."""
         self.sink = sink
-        self.has_sent = False
-        """Bytes of the request were given to a connection: the origin may have seen it."""
         self.has_received = False
         self.was_reused = False
         """The connection had served another call before."""
@@ -153,7 +148,6 @@ class Call:
         self._task = None
         self._connection = connection
         self.was_reused = not connection.is_fresh
-        self.has_sent = True
         self.heard_tick = self._pool.tick
         connection.carry(self, self._head, self._body)
         if self.is_paused:
@@ -178,9 +172,7 @@ class Call:
             return
         self._is_over = True
         self._pool.settle(self)
-        text = f"{self._pool.address}: {message}"
-        error = UpstreamError(kind, text, before_first_byte=not self.has_received)
-        self._take_sink().on_error(error)
+        self._take_sink().on_error(UpstreamError(kind, f"{self._pool.address}: {message}"))
 
     def expire(self) -> None:
         """Give up on a silent origin."""

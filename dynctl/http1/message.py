@@ -45,8 +45,6 @@ class Request(msgspec.Struct, eq=False):
     headers: tuple[Header, ...] = ()
     """Without Content-Length, which `content_length_bytes` says."""
     body: bytes = b""
-    peer: str = ""
-    """Address of the client, `unix` on a Unix socket."""
     peer_name: str = ""
     """Common name in the client's certificate; empty without one."""
     content_length_bytes: int = 0

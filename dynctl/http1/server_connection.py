@@ -42,7 +42,6 @@ class ServerConnection(asyncio.Protocol):
         "_known_head",
         "_num_lingered_bytes",
         "_num_served",
-        "_peer",
         "_peer_name",
         "_pending",
         "_phase",
@@ -70,7 +69,6 @@ class ServerConnection(asyncio.Protocol):
         self._known_head: KnownHead | None = None
         self._is_paused = False
         self._is_reading_paused = False
-        self._peer = ""
         self._peer_name = ""
 
     # The transport tells…
@@ -80,7 +78,7 @@ class ServerConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         limits = self.server.limits
         self._transport.set_write_buffer_limits(high=limits.write_buffer_bytes)
-        self._peer, self._peer_name = _read_peer(transport)
+        self._peer_name = _peer_name(transport)
         self.deadline_s = self.server.now_s() + limits.head_timeout_s
         if not self.server.admit_connection(self):
             self._refuse(Refused(503, "connections", "too many connections"))
@@ -280,7 +278,6 @@ class ServerConnection(asyncio.Protocol):
             raise Refused(431, "size", f"request head over {server.limits.max_head_bytes} bytes")
         head = data[:end]
         request = read_head(head, server.limits.max_body_bytes)
-        request.peer = self._peer
         request.peer_name = self._peer_name
         rejection = server.admit(request) if server.admit is not None else None
         if rejection is not None:
@@ -384,15 +381,13 @@ class ServerConnection(asyncio.Protocol):
             exchange.left()
 
 
-def _read_peer(transport: asyncio.BaseTransport) -> tuple[str, str]:
-    """Return the peer's address and the common name in its certificate."""
-    address = transport.get_extra_info("peername")
-    peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix"
+def _peer_name(transport: asyncio.BaseTransport) -> str:
+    """Return the common name in the peer's certificate; empty without one."""
     certificate = transport.get_extra_info("peercert")
     if not certificate:
-        return peer, ""
+        return ""
     for part in certificate.get("subject", ()):
         for key, value in part:
             if key == "commonName":
-                return peer, str(value)
-    return peer, ""
+                return str(value)
+    return ""

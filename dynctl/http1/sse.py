@@ -30,13 +30,8 @@ class EventSplitter:
         self._rest = bytearray()
 
     @property
-    def rest(self) -> bytes:
-        """What came after the last complete event: at the end of a sound stream nothing."""
-        return bytes(self._rest)
-
-    @property
     def has_rest(self) -> bool:
-        """Whether the last piece ended inside an event."""
+        """Whether the last piece ended inside an event: never so at the end of a sound stream."""
         return bool(self._rest)
 
     def feed(self, data: bytes) -> list[bytes]:

@@ -96,7 +96,7 @@ async def open_stream(
     try:
         status = await _within(pieces.status, silence_s, target)
         if status != 200:
-            raise UpstreamError("status", f"{target}: status {status}", before_first_byte=False)
+            raise UpstreamError("status", f"{target}: status {status}")
         yield pieces
     finally:
         call.cancel()
@@ -110,4 +110,4 @@ async def _within(wait: Awaitable[T], silence_s: float, target: str) -> T:
             return await wait
     except TimeoutError as error:
         text = f"{target}: nothing for {silence_s:g} s"
-        raise UpstreamError("timeout", text, before_first_byte=False) from error
+        raise UpstreamError("timeout", text) from error

@@ -187,8 +187,7 @@ class Upstream:
                 return await whole.future
         except TimeoutError as error:
             text = f"{self.address}: no complete answer within {timeout_s:g} s"
-            before = not call.has_received
-            raise UpstreamError("timeout", text, before_first_byte=before) from error
+            raise UpstreamError("timeout", text) from error
         finally:
             call.cancel()
 
@@ -362,7 +361,7 @@ class _Whole:
         self._body += data
         if len(self._body) > self._max_body_bytes and not self.future.done():
             text = f"the answer is larger than {self._max_body_bytes} bytes"
-            self.future.set_exception(UpstreamError("protocol", text, before_first_byte=False))
+            self.future.set_exception(UpstreamError("protocol", text))
 
     def on_end(self) -> None:
         if not self.future.done():

@@ -6,9 +6,9 @@ from dynctl.http1.sse import MAX_EVENT_BYTES, EventSplitter, EventTooLongError, 
 def test_several_events_in_one_read_come_apart():
     splitter = EventSplitter()
     assert splitter.feed(b"data: a\n\ndata: b\n\nda") == [b"data: a\n\n", b"data: b\n\n"]
-    assert splitter.rest == b"da"
+    assert splitter.has_rest
     assert splitter.feed(b"ta: c\n\n") == [b"data: ac\n\n".replace(b"ac", b"c")]
-    assert splitter.rest == b""
+    assert not splitter.has_rest
 
 
 @pytest.mark.parametrize("size", [100, 100_000, 5_000_000])

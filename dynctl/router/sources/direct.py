@@ -114,7 +114,7 @@ class DirectSource:
         """
         health = await self._route.fetch("GET", "/health", timeout_s=self._poll_s + 1.0)
         if health.status != 200:
-            raise UpstreamError("status", f"/health {health.status}", before_first_byte=False)
+            raise UpstreamError("status", f"/health {health.status}")
         if self._reader is not None and self._sink is not None and self._info is not None:
             self._fleet.heard(
                 self._info.id, self._info.incarnation, self._sink.health(self._reader)
@@ -162,10 +162,10 @@ class DirectSource:
         """
         answer = await self._route.fetch("GET", "/v1/models")
         if answer.status != 200:
-            raise UpstreamError("status", f"/v1/models {answer.status}", before_first_byte=False)
+            raise UpstreamError("status", f"/v1/models {answer.status}")
         models = msgspec.json.decode(answer.body, type=_Models).data
         if not models:
-            raise UpstreamError("protocol", "/v1/models is empty", before_first_byte=False)
+            raise UpstreamError("protocol", "/v1/models is empty")
         info = replace(
             self._unknown(EngineState.READY),
             incarnation=f"{self._target.id}.{next(self._starts)}",
