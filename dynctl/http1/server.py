@@ -37,7 +37,7 @@ _RESERVED_FILES = 32
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What one client may cost. Rows: R12–R17 of the fault table."""
+    """What one client may cost: slow, silent, greedy or departed ones must not cost the others anything."""
 
     max_head_bytes: int = 32 * 1024
     max_body_bytes: int = 16 * 1024 * 1024

@@ -124,7 +124,7 @@ class ServerConnection(asyncio.Protocol):
         self.server.forget(self)
 
     def pause_writing(self) -> None:
-        """Ask the producer to stop and start the clock of R15."""
+        """Ask the producer to stop and start the clock of a client that takes nothing."""
         self._is_paused = True
         if self._phase != _LINGER:
             self.deadline_s = self.server.now_s() + self.server.limits.write_timeout_s

@@ -12,7 +12,7 @@ ROOM_PRICE = 0.5
 wanted again. Tuned: benchmarks/balance.py."""
 
 WATERMARK = 0.7
-"""Share of KV memory in use from which an engine gets dearer. Source: operating practice, requirement 55."""
+"""Share of KV memory in use from which an engine gets dearer. Source: operating practice."""
 
 
 class Load(NamedTuple):

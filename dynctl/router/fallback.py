@@ -5,7 +5,7 @@ from collections import deque
 _WINDOW = 200
 _MIN_SAMPLES = 20
 _MAX_SHARE = 0.05
-"""Source: requirement 54."""
+"""Of the last choices that may raise; up to here only those that do fall back."""
 
 _REST_S = 10.0
 

@@ -1,4 +1,4 @@
-"""Has every engine's cache been heard of? Before that a router is not ready: it would place without knowing (S67).
+"""Has every engine's cache been heard of? Before that a router is not ready: it would place without knowing.
 
 The router asks each engine a question of its own soon after it began to serve (`prober`), so a first block comes from any
 engine whose events can be read, within a second or two. One that stays silent is waited for no longer than a while, then

@@ -1,7 +1,7 @@
 """Copy or recompute: what moving a prompt's KV from a prefill to a decode engine costs, and whether it can be moved at all.
 
 A transfer costs a set-up and its tokens' share of the link, both learned per pair of engines, and waits for the
-transfers booked before it at either end. A pair that fails three times in a row is not used for a while (row P8).
+transfers booked before it at either end. A pair that fails three times in a row is not used for a while.
 Not here: checking transfer parameters (`transfer`), choosing engines (`placement`). Pure: times are passed in.
 """
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from dynctl.router.rates import Line
 
 _PAIR_FAILURES = 3
-"""Source: row P8."""
+"""In a row; fewer may be chance."""
 
 _PAIR_REST_S = 30.0
 

@@ -8,7 +8,7 @@ from dynctl.router.api.answers import Failure, from_engine
 from dynctl.router.handoff import Fault
 
 _REFUSALS = frozenset((400, 404, 405, 413, 415, 422))
-"""The engine's verdict on the request itself; another engine would say the same. Source: row U12."""
+"""The engine's verdict on the request itself; another engine would say the same."""
 
 _BUSY = frozenset((429, 503))
 

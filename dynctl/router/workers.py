@@ -22,7 +22,8 @@ _BREAKER_MAX_S = 60.0
 # Source: defaults of common breakers (5 consecutive failures, 5 s doubling to 60 s).
 
 _SLOW_START_SHARE = 2.0
-"""Fair shares an engine that joins others may take at most at first. Source: row O7."""
+"""Fair shares an engine that joins others may take at most at first: with nothing booked it would look best
+to every request at once."""
 
 _MIN_MS_PER_TOKEN = 0.001
 """A million tokens a second: prefill that was measured as free still counts."""

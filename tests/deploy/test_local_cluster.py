@@ -411,7 +411,7 @@ def test_a_secret_reaches_the_engine_and_nothing_else(cluster, monkeypatch):
 
 
 def test_up_ends_when_caches_were_heard_of_and_names_engines_whose_are_not(cluster):
-    """The router asks each engine a question of its own before it is ready (S67)."""
+    """The router asks each engine a question of its own before it is ready."""
     cluster.write("{kind: sim, args: {prefix-caching: 0}}")
     degraded = cluster.run("up", "--yes").stderr
     cluster.run("down", "--yes", "--now")

@@ -1,4 +1,4 @@
-"""A router is ready once the caches of its engines were heard of; those that stay silent are named and believed (S67)."""
+"""A router is ready once the caches of its engines were heard of; those that stay silent are named and believed."""
 
 import json
 import random

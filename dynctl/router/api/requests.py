@@ -25,7 +25,7 @@ _REFUSED = (
     "logprob_token_ids",
     "data_parallel_rank",
 )
-"""A client that sends one of these tries to speak to the engine behind the router's back. Source: row R21."""
+"""A client that sends one of these tries to speak to the engine behind the router's back."""
 
 _REPLACED = ("request_id", "priority", "cache_salt")
 """Owned by the router; dropped, not refused, since client libraries may send them in good faith."""
