@@ -4,8 +4,9 @@ Not here: reading files, opening sockets. Unknown keys are refused, so that a mi
 Pure.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import msgspec
 
@@ -125,11 +126,13 @@ def parse_config(content: bytes) -> RouterConfig:
         UsageError: when it is no such JSON, names an unknown key, or would open an unprotected entrance.
     """
     try:
-        _refuse_unknown_keys(msgspec.json.decode(content))
-        config = msgspec.json.decode(content, type=_Strict).config()
+        document = msgspec.json.decode(content, type=dict[str, Any])
+        settings = msgspec.convert(document.pop("settings", {}), dict[str, float])
+        _refuse_unknown_keys(document)
+        config = msgspec.convert(document, RouterConfig)
     except msgspec.MsgspecError as error:
         raise UsageError(f"router configuration: {error}") from error
-    return check_config(config)
+    return check_config(replace(config, settings=make_settings(settings)))
 
 
 def check_config(config: RouterConfig) -> RouterConfig:
@@ -185,32 +188,6 @@ def _refuse_shared_places(engines: Sequence[EngineTarget]) -> None:
                 )
 
 
-class _Strict(msgspec.Struct, forbid_unknown_fields=True):
-    """The file's shape, so that unknown keys on every level are refused (dataclasses accept them)."""
-
-    listen: str
-    deployment: str = ""
-    served_names: tuple[str, ...] = ()
-    policy: str = "kv"
-    tokenizer: str | None = None
-    block_hash_seed: str = ""
-    engines: tuple[EngineTarget, ...] = ()
-    relays: tuple[RelayTarget, ...] = ()
-    tls: TlsFiles | None = None
-    api_keys: tuple[ApiKeyHash, ...] = ()
-    server_tls: TlsFiles | None = None
-    allow_insecure_listen: bool = False
-    workers: int = 1
-    settings: dict[str, float] = {}
-
-    def config(self) -> RouterConfig:
-        """Build the configuration proper."""
-        return RouterConfig(
-            **{f: getattr(self, f) for f in self.__struct_fields__ if f != "settings"},
-            settings=make_settings(self.settings),
-        )
-
-
 _NESTED: dict[str, type] = {
     "engines": EngineTarget,
     "relays": RelayTarget,
@@ -220,21 +197,23 @@ _NESTED: dict[str, type] = {
 }
 
 
-def _refuse_unknown_keys(document: object) -> None:
-    """Look inside the sections: msgspec lets dataclasses have keys they do not know.
+def _refuse_unknown_keys(document: Mapping[str, Any]) -> None:
+    """Look on every level: msgspec lets dataclasses have keys they do not know.
 
     Raises:
-        UsageError: when one has.
+        UsageError: when there is one.
     """
-    if not isinstance(document, dict):
-        return
+    _refuse_others("router configuration", RouterConfig, document)
     for name, kind in _NESTED.items():
         section = document.get(name)
         for entry in section if isinstance(section, list) else [section]:
-            known = {one.name for one in fields(kind)}
-            unknown = sorted(set(entry) - known) if isinstance(entry, dict) else []
-            if unknown:
-                raise UsageError(
-                    f"router configuration: {name} has no key {', '.join(unknown)}",
-                    f"keys are {', '.join(sorted(known))}",
-                )
+            if isinstance(entry, dict):
+                _refuse_others(f"router configuration: {name}", kind, entry)
+
+
+def _refuse_others(where: str, kind: type, entry: Mapping[str, Any]) -> None:
+    known = {one.name for one in fields(kind)}
+    if unknown := sorted(set(entry) - known):
+        raise UsageError(
+            f"{where} has no key {', '.join(unknown)}", f"keys are {', '.join(sorted(known))}"
+        )

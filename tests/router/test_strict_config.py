@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dynctl.errors import UsageError
-from dynctl.router.config import parse_config
+from dynctl.router.config import make_settings, parse_config
 from dynctl.router.sources.route import limits
 
 ENGINE = {"id": "e0", "url": "http://127.0.0.1:1"}
@@ -36,6 +36,25 @@ def test_an_unknown_key_inside_a_section_is_refused(section):
     with pytest.raises(UsageError) as refused:
         parse_config(json.dumps({**SOUND, section: wrong}).encode())
     assert f"{section} has no key kv_event" in refused.value.message
+
+
+def test_an_unknown_key_at_the_top_is_refused():
+    with pytest.raises(UsageError, match="router configuration has no key polcy"):
+        parse_config(json.dumps({**SOUND, "polcy": "kv"}).encode())
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{", b"null", b"{}", b'{"listen": 8000}'])
+def test_what_is_no_configuration_is_refused(content):
+    with pytest.raises(UsageError, match="router configuration"):
+        parse_config(content)
+
+
+def test_settings_are_checked_and_the_others_keep_their_defaults():
+    config = parse_config(json.dumps({**SOUND, "settings": {"drain_s": 7}}).encode())
+    assert config.settings == make_settings({"drain_s": 7})
+    for wrong in ({"drain": 7}, {"drain_s": "long"}, {"drain_s": -1}, [7]):
+        with pytest.raises(UsageError):
+            parse_config(json.dumps({**SOUND, "settings": wrong}).encode())
 
 
 @pytest.mark.parametrize("section", ["engines", "tls"])
