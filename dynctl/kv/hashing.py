@@ -19,9 +19,6 @@ import xxhash
 
 from dynctl.core.kv import BlockHash
 
-ALGORITHM = "xxh64-prefix-v1"
-"""Named in registrations; a change of anything here changes it."""
-
 _TOKEN_BYTES = 4
 _MARK = b"\xff\xff\xff\xff"
 """Starts extra keys inside a prefix: no vocabulary has a token 2**32 - 1."""

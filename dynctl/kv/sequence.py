@@ -129,10 +129,6 @@ class EventSequence:
         """Take the replay's end marker: what the publisher still had has been sent."""
         return self._after_attempt(now_s, has_answered=True)
 
-    def replay_failed(self, now_s: float) -> Verdict:
-        """Take the news that the replay socket broke."""
-        return self._after_attempt(now_s, has_answered=False)
-
     def tick(self, now_s: float) -> Verdict:
         """Look at the clock (a few times a second): a silent replay is asked again, never waited for."""
         if self._is_repairing and now_s - self._heard_s >= REPLAY_SILENCE_S:
