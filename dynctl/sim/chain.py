@@ -62,11 +62,3 @@ class Chain:
                 break
             state = self.advance(state, (token,))
         return out
-
-
-def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
-    """Return where two token sequences part, None when they are equal."""
-    for i, (a, b) in enumerate(zip(expected, got, strict=False)):
-        if a != b:
-            return i
-    return None if len(expected) == len(got) else min(len(expected), len(got))

@@ -173,7 +173,7 @@ class SimEngine:
                     "at_unix_s": time.time(),
                 }
             )
-        self.scheduler.stop(sequence, reason)
+        self.scheduler.stop(sequence)
         self._forget(sequence, reason)
         pulling = self._pulls.get(sequence)
         if pulling is not None:
@@ -336,7 +336,7 @@ class SimEngine:
         """End a request whose KV did not come: policy `fail`, the router decides what is next."""
         self.metrics.nixl["nixl_num_failed_transfers"] += 1
         listener = self._listeners.get(sequence)
-        self.scheduler.stop(sequence, "error")
+        self.scheduler.stop(sequence)
         self._forget(sequence, "error")
         if listener is not None:
             listener.on_error(message)

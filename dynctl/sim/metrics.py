@@ -165,7 +165,6 @@ class EngineMetrics:
     def __init__(self, model_name: str, started_unix_s: float, *, has_connector: bool) -> None:
         quoted = model_name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         self._labels = f'engine="0",model_name="{quoted}"'
-        self._model_label = f'model_name="{quoted}"'
         self._started_unix_s = started_unix_s
         bounds = HISTOGRAMS | (_NIXL_HISTOGRAMS if has_connector else {})
         self._histograms = {name: Histogram(edges) for name, edges in bounds.items()}

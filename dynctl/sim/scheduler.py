@@ -177,14 +177,14 @@ class Scheduler:
         sequence.phase = Phase.WAITING
         self.ready.append(sequence)
 
-    def stop(self, sequence: SimSequence, reason: str) -> None:
+    def stop(self, sequence: SimSequence) -> None:
         """End a request from outside (abort, stop string, failed pull) and free its blocks."""
         if sequence.phase is Phase.DONE:
             return
         for queue in (self.waiting, self.fetching, self.ready, self.running, self._to_fetch):
             if sequence in queue:
                 queue.remove(sequence)
-        self._finish(sequence, reason)
+        sequence.phase = Phase.DONE
         self.release(sequence)
 
     def release(self, sequence: SimSequence) -> None:
@@ -303,11 +303,7 @@ class Scheduler:
             reason = "length"
         if reason is not None:
             self.running.remove(sequence)
-            self._finish(sequence, reason)
+            sequence.phase = Phase.DONE
             if not (wish.is_remote_decode and self._has_connector and reason == "length"):
                 self.release(sequence)
         return Output(sequence, token, reason, stop_reason)
-
-    def _finish(self, sequence: SimSequence, reason: str) -> None:
-        sequence.phase = Phase.DONE
-        sequence.finish_reason = reason

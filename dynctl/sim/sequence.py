@@ -57,7 +57,6 @@ class SimSequence:
         "_state",
         "block_ids",
         "block_states",
-        "finish_reason",
         "num_cached_tokens",
         "num_computed",
         "num_external_tokens",
@@ -87,7 +86,6 @@ class SimSequence:
         self.num_external_tokens = 0
         """Prompt tokens that came from a prefill engine."""
         self.num_preemptions = 0
-        self.finish_reason: str | None = None
         self.times = Times(arrival_s)
         self._chain = chain
         self._state = chain.start

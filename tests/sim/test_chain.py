@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.sim.chain import Chain, first_difference
+from dynctl.sim.chain import Chain
 
 CHAIN = Chain(range(100, 1100), seed=3)
 ids = st.lists(st.integers(0, 4095), min_size=1, max_size=40)
@@ -43,12 +43,6 @@ def test_end_of_sequence_comes_about_as_often_as_asked_and_not_before_min_tokens
     assert 15 < sum(lengths) / len(lengths) < 25
     assert all(len(chain.continuation([i], 100, min_tokens=30)) > 30 for i in range(50))
     assert 1 not in chain.continuation([5], 500, ignore_eos=True)
-
-
-def test_the_first_difference_is_named():
-    assert first_difference([1, 2, 3], [1, 2, 3]) is None
-    assert first_difference([1, 2, 3], [1, 9, 3]) == 1
-    assert first_difference([1, 2, 3], [1, 2]) == 2
 
 
 def test_the_chain_is_the_same_in_every_process():
