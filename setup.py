@@ -10,7 +10,8 @@ from pathlib import Path
 from setuptools import setup
 
 COMPILED = {
-    "dynctl/http1": "body call connection exchange guard server_connection sse upstream",
+    "dynctl/agents/relay": "forward metrics relay",
+    "dynctl/http1": "body call connection exchange guard message server_connection sse upstream",
     "dynctl/kv": "hashing runs slower tracker",
     "dynctl/router": "admission choosing deadlines desk expected fallback flight forks handoff hits hot ledger legs loading "
     "metrics orders overlaps placement prefix_index prompt rates reply server short_flight text_blocks transfer_cost units verdicts "

@@ -7,7 +7,8 @@ IO: sockets (through the connection).
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from dynctl.http1.message import Header, Request, field_lines, status_line
+from dynctl.http1.message import Header, field_lines, status_line
+from dynctl.http1.request import Request
 
 if TYPE_CHECKING:
     from dynctl.http1.server_connection import ServerConnection

@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import httptools
 
-from dynctl.http1.message import Header, Request
+from dynctl.http1.message import Header
+from dynctl.http1.request import Request
 
 MAX_TARGET_BYTES = 8 * 1024
 MAX_FIELDS = 100

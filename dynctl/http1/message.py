@@ -1,13 +1,11 @@
-"""What a request and an answer are: nouns, status lines, head bytes. No sockets, no parsing. Pure."""
+"""What heads are made of: status lines, fields, and what of them may travel on. No sockets, no parsing. Pure."""
 
 import http
 import json
 from collections.abc import Iterable
 
-import msgspec
-
 Header = tuple[bytes, bytes]
-"""Name in lower case, value; space after the value may remain, see `Request.header`."""
+"""Name in lower case, value; space after the value may remain, see `request.Request.header`."""
 
 _STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode("ascii"))
@@ -31,37 +29,6 @@ HOP_BY_HOP = frozenset(
 """Fields that concern one connection only. Source: RFC 9110 section 7.6.1."""
 
 _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
-
-
-class Request(msgspec.Struct, eq=False):
-    """One request as the guard let it through; the body is filled in once it is there."""
-
-    method: str
-    target: bytes
-    """As it came: the only thing to route and authorise by, besides `path`."""
-    path: str
-    """Percent-decoded once; has no dot segments, no empty segments."""
-    query: bytes
-    headers: tuple[Header, ...] = ()
-    """Without Content-Length, which `content_length_bytes` says."""
-    body: bytes = b""
-    peer_name: str = ""
-    """Common name in the client's certificate; empty without one."""
-    content_length_bytes: int = 0
-    is_chunked: bool = False
-    can_keep_alive: bool = True
-    expects_continue: bool = False
-    is_http10: bool = False
-    known: dict[bytes, bytes] | None = None
-    """Values by name, once somebody has asked."""
-
-    def header(self, name: bytes) -> bytes | None:
-        """Return the first value of a field (`name` in lower case) without the space around it, or None."""
-        known = self.known
-        if known is None:
-            known = {field: value.rstrip(b" \t") for field, value in reversed(self.headers)}
-            self.known = known
-        return known.get(name)
 
 
 class Rejection:

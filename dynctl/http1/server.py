@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynctl.http1.exchange import Exchange
-from dynctl.http1.message import Rejection, Request
+from dynctl.http1.message import Rejection
+from dynctl.http1.request import Request
 from dynctl.http1.server_connection import ServerConnection
 
 __all__ = [

@@ -15,11 +15,11 @@ from dynctl.http1.guard import KnownHead, Refused, check_partial_head, read_head
 from dynctl.http1.message import (
     Header,
     Rejection,
-    Request,
     error_body,
     field_lines,
     status_line,
 )
+from dynctl.http1.request import Request
 
 if TYPE_CHECKING:
     from dynctl.http1.server import Server

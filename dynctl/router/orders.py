@@ -1,6 +1,6 @@
 """What a request says about how it is to be placed. Pure."""
 
-from dynctl.http1.message import Request
+from dynctl.http1.request import Request
 from dynctl.router.api.requests import ApiRequest
 
 _MAX_ROUTE_KEY_BYTES = 64
