@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import astuple
 
 import pytest
 from router_bench import until
@@ -14,7 +15,7 @@ from dynctl.core.kv import HOST, STORAGE
 from dynctl.core.router_settings import Settings
 from dynctl.kv import wire
 from dynctl.router.desk import load_policy
-from dynctl.router.loading import Loadable, assumed_loads, credit
+from dynctl.router.loading import assumed_loads, credit
 from dynctl.router.metrics import Metrics
 from dynctl.router.placement import Order, Placement
 from dynctl.router.prefix_index import PrefixIndex, Source
@@ -63,7 +64,7 @@ def test_a_load_saves_the_prefill_it_replaces_less_its_own_time():
     loads = assumed_loads(Settings(load_setup_ms=1.0, host_load_gbytes_s=10.24))
     tokens, found = credit(160, [(HOST, 1160)], loads, 0.1, 0.1)
 
-    assert found == Loadable(160, 1000, pytest.approx(11.0), HOST)
+    assert astuple(found) == (160, 1000, pytest.approx(11.0), HOST)
     assert tokens == 890  # 100 ms of prefill less 11
 
 
@@ -72,7 +73,7 @@ def test_a_slow_load_is_worth_nothing_and_never_less():
     tokens, found = credit(160, [(HOST, 1160)], loads, 0.1, 0.1)
 
     assert tokens == 0
-    assert found == Loadable(160, 1000, pytest.approx(100.0), HOST)
+    assert astuple(found) == (160, 1000, pytest.approx(100.0), HOST)
     assert credit(0, [(HOST, 16)], loads, 0.0, 0.001)[0] == 0
 
 
@@ -82,7 +83,7 @@ def test_each_medium_gives_what_faster_ones_lack():
     )
     tokens, found = credit(100, [(HOST, 200), (STORAGE, 400)], loads, 1.0, 1.0)
 
-    assert found == Loadable(100, 300, pytest.approx(100 * 0.01 + 200 * 0.1), 0)
+    assert astuple(found) == (100, 300, pytest.approx(100 * 0.01 + 200 * 0.1), 0)
     assert tokens == 279
     assert credit(300, [(HOST, 200), (STORAGE, 300)], loads, 1.0, 1.0) == (0, None)
 
