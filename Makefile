@@ -6,7 +6,7 @@ COMPILED := build/compiled
 # What the demo downloads stays in this directory; the lab's file systems are shared by all checkouts (~/.cache/dynctl).
 install demo $(VENV)/.installed: export DYNCTL_CACHE ?= $(CURDIR)/.cache
 
-.PHONY: demo test test-again test-compiled check fuzz wheel lab lab-vllm bench-router lock clean install bench-plan bench-search bench-simulate
+.PHONY: demo test test-compiled check fuzz wheel lab lab-vllm bench-router lock clean install bench-plan bench-search bench-simulate
 
 install: $(VENV)/.installed
 
@@ -24,19 +24,16 @@ demo: install  ## plan, up, bench, a look at top and down on this machine; no GP
 
 test: install  ## every test; as root on Debian or Ubuntu also the lab
 	scripts/lab_setup
-	$(BIN)/python -m pytest
-
-test-again: install  ## those tests that failed last
-	$(BIN)/python -m pytest --last-failed --last-failed-no-failures=none
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 test-compiled: $(COMPILED)/.made  ## the way of requests and KV events, compiled as in a wheel
-	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(COMPILED) $(BIN)/python -m pytest -m "not source" tests/http1 tests/kv tests/relay tests/router
+	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(COMPILED) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not source" tests/http1 tests/kv tests/relay tests/router
 
 wheel: $(COMPILED)/.made  ## a wheel with compiled modules in build/wheel: half the CPU time per request; needs a C compiler
 	@ls build/wheel/*.whl
 
-# What a wheel installs, beside the working tree. Old objects are dropped: a module that is gone would live on in them.
-$(COMPILED)/.made: $(VENV)/.installed setup.py pyproject.toml $(shell find dynctl -name '*.py')
+# What a wheel installs, beside the working tree; made anew, since a module that is gone would live on in old objects.
+$(COMPILED)/.made: $(VENV)/.installed setup.py pyproject.toml $(shell find dynctl -not -path '*__pycache__*')
 	rm -rf build
 	DYNCTL_COMPILE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w build/wheel .
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(COMPILED) build/wheel/*.whl

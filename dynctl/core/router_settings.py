@@ -95,6 +95,9 @@ class Settings:
 DEFAULTS = Settings()
 NAMES = tuple(Settings.__dataclass_fields__)
 
+_POSITIVE = frozenset(("default_slots", "engine_poll_s", "itl_ms", "prefill_tokens_s"))
+"""Without which nothing is served, or no time is ever predicted."""
+
 
 def fault_of(name: str, value: float) -> str:
     """Say what is wrong with one setting; empty when nothing is."""
@@ -102,6 +105,8 @@ def fault_of(name: str, value: float) -> str:
         return f"no router setting is called {name}"
     if not (math.isfinite(value) and value >= 0):
         return f"the router setting {name} is at least 0, not {value:g}"
+    if name in _POSITIVE and not value:
+        return f"the router setting {name} is more than 0"
     if isinstance(getattr(DEFAULTS, name), int) and value != int(value):
         return f"the router setting {name} is a whole number, not {value:g}"
     return ""

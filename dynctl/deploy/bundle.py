@@ -69,7 +69,7 @@ class Target:
     def pip_platforms(self) -> list[str]:
         """Wheel platform tags this target accepts, newest first; pip matches each one exactly."""
         kind, _, version = self.libc.partition("-")
-        major, _, minor = version.partition(".")
+        major, minor = [*version.split("."), "0"][:2]
         if kind == "musl":
             return [f"musllinux_{major}_{m}_{self.arch}" for m in range(int(minor), -1, -1)]
         tags = [f"manylinux_{major}_{m}_{self.arch}" for m in range(int(minor), 4, -1)]

@@ -60,6 +60,7 @@ def test_equal_content_gives_equal_bytes_and_only_what_hosts_need(tmp_path):
     [
         (bundle.Target("3.11", "glibc-2.36", "x86_64"), True),
         (bundle.Target("3.11", "glibc-2.41", "x86_64"), True),
+        (bundle.Target("3.11", "glibc-2.36.9000", "x86_64"), True),
         (bundle.Target("3.11", "glibc-2.31", "x86_64"), False),
         (bundle.Target("3.12", "glibc-2.36", "x86_64"), False),
         (bundle.Target("3.11", "glibc-2.36", "aarch64"), False),

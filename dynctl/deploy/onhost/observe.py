@@ -17,6 +17,11 @@ def digest(path: Path) -> str:
         return ""
 
 
+def expand(name: str) -> str:
+    """Replace a leading `~/` as the operator's side does; no other user's home."""
+    return f"{Path.home()}/{name[2:]}" if name.startswith("~/") else name
+
+
 def main() -> None:
     """Print the facts as one JSON object."""
     wish = json.loads(sys.argv[1])
@@ -27,7 +32,7 @@ def main() -> None:
         "bundles": sorted(p.name for p in bundles.iterdir() if not p.name.startswith("."))
         if bundles.is_dir()
         else [],
-        "files": {name: digest(root / Path(name).expanduser()) for name in wish["files"]},
+        "files": {name: digest(root / expand(name)) for name in wish["files"]},
         "launch": json.loads(launch.read_text()) if launch.exists() else {},
     }
     print(json.dumps(facts))
