@@ -191,3 +191,19 @@ def test_an_agent_that_ended_is_not_waited_for_whether_it_was_reaped_or_not():
     child.wait()
     assert not is_alive(child.pid)
     assert is_alive(os.getpid())
+
+
+def test_observe_reads_files_of_this_home_and_never_of_anothers(tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "model").write_text("m")
+    (tmp_path / "inside").write_text("i")
+    monkeypatch.setenv("HOME", str(home))
+
+    files = call("observe", root=str(tmp_path), files=["inside", "~/model", "~root/model"])["files"]
+
+    assert [bool(files[name]) for name in ("inside", "~/model", "~root/model")] == [
+        True,
+        True,
+        False,
+    ]
