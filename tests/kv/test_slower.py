@@ -1,6 +1,7 @@
 """Blocks in media slower than the device: what they are called, when they can be found, and what is forgotten."""
 
 import random
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from dynctl.core.kv import HOST, STORAGE, AllBlocksCleared, BlockRemoved, BlockS
 from dynctl.kv import slower
 from dynctl.kv.events import EventBatch, EventError, decode, encode
 from dynctl.kv.hashing import BlockHasher, namespace
+from dynctl.kv.slower import SlowerBlocks
 from dynctl.kv.tracker import BlockTracker
 
 HASHER = BlockHasher(b"seed", 2)
@@ -128,6 +130,119 @@ def test_what_is_never_removed_is_bounded_and_what_many_prompts_begin_with_stays
     assert hashes([7, 7], 1) <= found
     assert hashes([7, 7, 2999, 2999], 2) <= found
     assert not hashes([7, 7, 2, 2], 2) & found - hashes([7, 7], 1)
+
+
+def chunk(handle, num_tokens, parent=None, first_token=0):
+    tokens = tuple(range(first_token, first_token + num_tokens))
+    return BlockStored((handle,), parent, tokens, num_tokens, medium="cpu")
+
+
+def test_blocks_that_hang_below_themselves_are_left_out_and_hold_nothing_up(stored, monkeypatch):
+    monkeypatch.setattr(slower, "MAX_BLOCKS", 64)
+    tracker = BlockTracker(HASHER)
+    tracker.apply([stored([7, 8, 9])], 0)
+    loops = [((7,), 7), ((7, 8), 8), ((9, 8, 7), 7)]
+    for handles, parent in loops:
+        tokens = tuple(range(2 * len(handles)))
+        assert told(tracker, [BlockStored(handles, parent, tokens, 2, medium="CPU")]) == {}
+    held = tracker._slower[HOST]
+    # 7 below itself; 8 below 7, which hangs below 8; 8 below 9 below 7, and what is behind it.
+    assert held.num_unnamed == 1 + 1 + 2
+    assert tracker.snapshot(HOST) == []
+
+    for first in range(100, 300):
+        tracker.apply([chunk(first, 2, first_token=first)], 0)
+    assert len(held) == len(tracker.snapshot(HOST)) == 64
+
+
+def test_an_event_whose_end_is_unknown_holds_what_others_told_of_no_longer(stored):
+    tracker = BlockTracker(HASHER)
+    half = named(1, 9)
+    told(tracker, [stored([1]), named(1), half, half, half])
+
+    assert tracker._slower[HOST].num_unnamed == 3
+    assert told(tracker, [BlockRemoved((1,), "CPU")]) == {HOST: (set(), hashes(range(2), 1), False)}
+
+
+def test_a_block_in_chunks_of_several_lengths_is_there_until_all_are_gone():
+    tracker = BlockTracker(HASHER)
+    assert told(tracker, [chunk(32, 4), chunk(64, 8)]) == {
+        HOST: (hashes(range(8), 4), set(), False)
+    }
+
+    assert told(tracker, [BlockRemoved((32,), "cpu")]) == {}
+    assert sorted(tracker.snapshot(HOST)) == sorted(hashes(range(8), 4))
+    assert told(tracker, [chunk(32, 4), BlockRemoved((64,), "cpu")]) == {
+        HOST: (set(), hashes(range(8), 4) - hashes(range(4), 2), False)
+    }
+    assert set(tracker.snapshot(HOST)) == hashes(range(4), 2)
+    assert told(tracker, [BlockRemoved((32,), "cpu")]) == {
+        HOST: (set(), hashes(range(4), 2), False)
+    }
+
+
+def test_long_chunks_count_for_all_their_blocks(monkeypatch):
+    monkeypatch.setattr(slower, "MAX_BLOCKS", 640)
+    tracker = BlockTracker(HASHER)
+    for i in range(20):
+        tracker.apply([chunk(i, 256, first_token=1000 * i)], 0)
+
+    assert len(tracker.snapshot(HOST)) == 4 * 128
+    newest = range(19_000, 19_256)
+    assert hashes(newest, 128) <= set(tracker.snapshot(HOST))
+
+
+def test_events_whose_end_is_unknown_are_bounded_too(stored, monkeypatch):
+    monkeypatch.setattr(slower, "MAX_BLOCKS", 64)
+    tracker = BlockTracker(HASHER)
+    for i in range(200):
+        tracker.apply([stored([i], first_token=2 * i), named(i, 10_000)], 0)
+
+    assert len(tracker.snapshot(HOST)) == len(tracker._slower[HOST]) == 64
+
+
+def test_room_is_made_oldest_first_however_many_prompts_begin_alike(monkeypatch):
+    number = 65_536
+    monkeypatch.setattr(slower, "MAX_BLOCKS", number)
+    held = SlowerBlocks(HASHER, {})
+    held.store(chunk(1, 2))
+    longest_s = 0.0
+    rng = random.Random(1)
+    handles = [rng.getrandbits(64) for _ in range(number + 2000)]
+    for i, handle in enumerate(handles):
+        event = chunk(handle, 2, 1, 2 * i)
+        start_s = time.thread_time()
+        held.store(event)
+        longest_s = max(longest_s, time.thread_time() - start_s)
+
+    # Copying the children of the first once for each that goes took 0.5 s.
+    assert longest_s < 0.1
+    assert number - number // 64 <= len(held) <= number
+    assert set(held._chunks) == {1, *handles[-len(held) + 1 :]}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32))
+def test_whatever_parents_events_name_every_walk_ends_and_the_bound_holds(seed):
+    rng = random.Random(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slower, "MAX_BLOCKS", 8)
+        tracker = BlockTracker(HASHER)
+        tracker.apply([BlockStored(tuple(range(12)), None, tuple(range(24)), 2)], 0)
+        known = set()
+        for _ in range(60):
+            handles = tuple(rng.choices(range(12), k=rng.randint(1, 3)))
+            parent = rng.choice([None, *range(12)])
+            tokens = rng.choice([(), tuple(range(2 * len(handles)))])
+            event = BlockStored(handles, parent, tokens, 2, medium="CPU")
+            tracker.apply([rng.choice([event, event, BlockRemoved(handles, "CPU")])], 0)
+            for delta in tracker.take_slower():
+                assert known.issuperset(delta.removed)
+                assert known.isdisjoint(delta.stored)
+                known = (known - set(delta.removed)) | set(delta.stored)
+            if tracker.slower_media:
+                assert set(tracker.snapshot(HOST)) == known
+                assert len(tracker._slower[HOST]) <= 8
 
 
 @pytest.mark.parametrize("tokens", [(), (1, 2, 3)])
