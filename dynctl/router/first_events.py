@@ -8,8 +8,9 @@ Not here: reading events (`sources`), finding out why they are missing (`finding
 
 from collections.abc import MutableMapping
 
-from dynctl.router.prefix_index import PrefixIndex
+from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.probes import EngineNotes
+from dynctl.router.text_blocks import TEXT_RANK
 from dynctl.router.worker_table import WorkerTable
 from dynctl.router.workers import Worker
 
@@ -37,6 +38,8 @@ class FirstEvents:
         self._patience_s = patience_s
         self._since_s: dict[tuple[str, str], float] = {}
         """By incarnation: when it was first seen serving."""
+        self._told: set[tuple[str, str]] = set()
+        """Incarnations that were heard of once: one whose cache is emptied or read anew is not silent."""
         self._is_over = False
 
     def awaited(self, now_s: float) -> tuple[str, ...]:
@@ -53,6 +56,7 @@ class FirstEvents:
         living = {worker.key for worker in self._table.all()}
         for key in [key for key in self._since_s if key not in living]:
             del self._since_s[key]
+        self._told &= living
         for worker in self._table.all():
             if worker.is_serving():
                 since_s = self._since_s.setdefault(worker.key, now_s)
@@ -67,12 +71,17 @@ class FirstEvents:
         return notes is None or notes.is_caching is not False
 
     def _is_told(self, worker: Worker) -> bool:
-        if self._asks:
-            return self._index.num_stored(worker.id) > 0
-        return self._index.is_told_of(worker.id)
+        if worker.key not in self._told:
+            index, name = self._index, worker.id
+            if index.num_stored(name) > 0 if self._asks else index.is_told_of(name):
+                self._told.add(worker.key)
+        return worker.key in self._told
 
     def _judge(self, worker: Worker, *, is_silent: bool) -> None:
         notes = self._notes.get(worker.id)
         if notes is not None and notes.is_silent != is_silent:
             notes.is_silent = is_silent
             worker.is_told = notes.has_events_source and not is_silent
+            if worker.is_told and not worker.is_stranger:
+                # Its own events tell of evictions; what was believed meanwhile would stand for ever.
+                self._index.end(Source(*worker.key, TEXT_RANK))

@@ -61,7 +61,7 @@ class _Slot:
     bit: int
     num_blocks: int = 0
     num_stored: int = 0
-    """Ever; does not shrink."""
+    """Ever; does not shrink, nor is it lost when the source begins anew with an empty cache."""
     num_fresh: int = 0
     """Stored in the present window."""
     num_gone: int = 0
@@ -114,6 +114,7 @@ class PrefixIndex:
     def begin(self, source: Source) -> None:
         """Start a source with no blocks; what it held before, and its rank in an older incarnation, is gone at once."""
         engine_id, incarnation, rank, medium = source
+        before = self._slots.get(source)
         for other in tuple(self._slots):
             is_over = other.medium == medium or other.incarnation != incarnation
             if is_over and (other.engine_id, other.rank) == (engine_id, rank):
@@ -123,7 +124,7 @@ class PrefixIndex:
         else:
             bit = self._next_bit
             self._next_bit <<= 1
-        self._slots[source] = _Slot(bit)
+        self._slots[source] = _Slot(bit, num_stored=before.num_stored if before is not None else 0)
         self._engine_ids[bit] = engine_id
         if medium == DEVICE:
             self._one_bit[engine_id] = bit
@@ -144,6 +145,11 @@ class PrefixIndex:
         """Forget an engine with all its ranks; unknown ones are no error."""
         self.doubts.pop(engine_id, None)
         for source in [s for s in self._slots if s.engine_id == engine_id]:
+            self._retire(source)
+
+    def end(self, source: Source) -> None:
+        """Forget one source; an unknown one is no error."""
+        if source in self._slots:
             self._retire(source)
 
     def _retire(self, source: Source) -> None:
@@ -356,7 +362,7 @@ class PrefixIndex:
         return sum(found) / len(found) if found else 0.0
 
     def num_stored(self, engine_id: str) -> int:
-        """Blocks an engine itself was ever said to hold since it began; what is only believed of it does not count."""
+        """Blocks an engine itself was ever said to hold since it began or was dropped; what is only believed of it does not count."""
         told = [slot for source, slot in self._slots.items() if _is_told_by(source, engine_id)]
         return sum([slot.num_stored for slot in told])
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from router_bench import until
@@ -14,6 +15,7 @@ from dynctl.http1.upstream import Address, Upstream
 from dynctl.router.first_events import PATIENCE_S, FirstEvents
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.probes import EngineNotes
+from dynctl.router.prompt import Hashers
 from dynctl.router.server import Entrance
 from dynctl.router.text_blocks import TEXT_RANK
 from dynctl.router.worker_table import WorkerTable
@@ -99,6 +101,48 @@ def test_who_stays_silent_is_believed_to_hold_what_it_was_sent_until_it_speaks()
     scene.tell("a", 2)
     scene.first.look(PATIENCE_S + 1.0)
     assert worker.is_told
+
+
+def test_who_was_heard_of_is_not_silent_when_its_cache_is_emptied_or_read_anew():
+    scene = Scene("a")
+    worker, source = scene.table.get("a"), Source("a", "i1")
+    scene.tell("a", 1, 2)
+    assert scene.awaited(0.0) == ()
+    scene.index.clear(source)
+    assert scene.index.num_stored("a") == 2  # ever
+    scene.first.look(PATIENCE_S)
+    assert (worker.is_told, scene.notes["a"].is_silent) == (True, False)
+    scene.index.drop("a")
+    scene.index.begin(source)
+    scene.first.look(PATIENCE_S + 1.0)
+    assert (worker.is_told, scene.notes["a"].is_silent) == (True, False)
+
+
+def test_another_start_of_an_engine_has_to_speak_itself():
+    scene = Scene("a")
+    scene.tell("a", 1)
+    scene.first.look(0.0)
+    info = scene.table.get("a").info
+    scene.index.drop("a")
+    scene.table.put(replace(info, incarnation="i2"))
+    scene.first.look(1.0)
+    scene.first.look(1.0 + PATIENCE_S)
+    assert not scene.table.get("a").is_told
+
+
+@pytest.mark.parametrize(("parity", "left"), [("verified", 0), ("mismatch", 1)])
+def test_what_was_believed_of_a_silent_engine_ends_when_it_speaks(parity, left):
+    scene = Scene("a")
+    scene.table.get("a").parity = parity
+    scene.first.look(0.0)
+    scene.first.look(PATIENCE_S)
+    blocks = Hashers("").of(16).prompt(list(range(16)))
+    scene.tell("a", *blocks.hashes(), rank=TEXT_RANK)
+    assert scene.index.match(blocks) == {"a": 1}
+    scene.tell("a", 5)
+    scene.first.look(PATIENCE_S + 1.0)
+    # A stranger's own events name its blocks otherwise: what it was sent goes on to stand for them.
+    assert len(scene.index.match(blocks)) == left
 
 
 async def ask(path, target):
