@@ -70,7 +70,11 @@ class Tally:
     hit_tokens: int = 0
     ttft_ms: float = 0.0
     requests: dict[str, int] = field(default_factory=dict)
-    """By engine."""
+    """By engine; 0 for one that could have been chosen and never was."""
+
+    def knows(self, engine: str) -> None:
+        """Count an engine among those that requests are spread over."""
+        self.requests.setdefault(engine, 0)
 
     def add(self, engine: str, prompt_tokens: int, hit_tokens: int, ttft_ms: float) -> None:
         """Take one request in."""
@@ -197,6 +201,9 @@ class Shadow:
         hashes = blocks.hashes()
         usable = hashes[: prompt.num_cacheable(size)]
         need = decision.need
+        for worker in workers:
+            self.sums.real.knows(worker.id)
+            self.sums.shadow.knows(worker.id)
         self._follow_unit(need.recent_unit)
         position = self._choose(need, decision.loads, usable, workers)
         self.sums.num_decisions += 1

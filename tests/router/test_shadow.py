@@ -88,6 +88,22 @@ def test_a_shadow_of_the_same_policy_says_the_same():
     assert said["shadow"]["hit_ratio"] == pytest.approx(said["real"]["hit_ratio"], abs=0.05)
 
 
+def test_engines_that_get_nothing_count_in_how_even_the_spread_is():
+    class First:
+        uses_index, term_names = True, ()
+
+        def choose(self, *args):
+            return 0
+
+    index, placement = fleet("round_robin")
+    placement.shadow = Shadow("first", First(), "round_robin", random.Random(3))
+    serve(index, placement, 100)
+    said = placement.shadow.to_json()
+
+    assert said["shadow"]["max_over_mean"] == 4.0
+    assert said["real"]["max_over_mean"] == 1.0
+
+
 def test_a_shadow_that_fails_is_stopped_and_harms_nobody():
     class Breaks:
         uses_index, term_names = True, ()
