@@ -19,6 +19,16 @@ _LEAST_GBYTES_S = 0.001
 _USUAL_BYTES = 100 * 1024
 """Of a token's KV, where the model's is not known."""
 
+_NUM_IN_FULL = 3
+"""What is assumed of a medium may be off by orders of magnitude: the first loads count as they are."""
+
+_OUTLIER = 2.0
+"""From then on a load counts as at most this many times what was expected, as a prefill does: one stall must not take
+the credit from all engines."""
+
+_LEAST_BOUND_MS = 10.0
+"""So much counts whatever was expected: loads that seemed to take no time at all must not bound all later ones to none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loadable:
@@ -56,10 +66,17 @@ def assumed_loads(settings: Settings) -> dict[int, Line]:
         medium: Line(
             *(settings.load_setup_ms, num_bytes / max(rate, _LEAST_GBYTES_S) / 1e6, _SCALE_TOKENS),
             weight=0.05,
-            outlier=math.inf,
+            outlier=math.inf,  # bounded before it is learned (`counted_ms`)
         )
         for medium, rate in rates.items()
     }
+
+
+def counted_ms(line: Line, usual: Line, tokens: int, ms: float) -> float:
+    """Say what a load counts as for an engine's line, or for the `usual` one itself, which it is held to."""
+    if usual.num_seen < _NUM_IN_FULL:
+        return ms
+    return min(ms, max(_OUTLIER * line.at(tokens), _LEAST_BOUND_MS))
 
 
 def credit(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.router.choosing import ROOM_PRICE, WATERMARK, Load
 from dynctl.router.config import Settings
-from dynctl.router.loading import assumed_loads
+from dynctl.router.loading import assumed_loads, counted_ms
 from dynctl.router.rates import Line, Mean, Pressure
 
 _BREAKER_FAILURES = 5
@@ -213,8 +213,9 @@ class Worker:
         usual = self._tally.loads[medium]
         if self.loads[medium] is usual:
             self.loads[medium] = usual.anchored()
-        self.loads[medium].learn(tokens, ms)
-        usual.learn(tokens, ms)
+        own = self.loads[medium]
+        own.learn(tokens, counted_ms(own, usual, tokens, ms))
+        usual.learn(tokens, counted_ms(usual, usual, tokens, ms))
 
     def gaps_took(self, ms: float) -> None:
         """Learn from the gap between two tokens beside the sequences that run now."""

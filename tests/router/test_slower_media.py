@@ -101,6 +101,43 @@ def test_a_setting_of_no_speed_at_all_is_no_fault():
     assert credit(0, [(STORAGE, 1000)], loads, 0.1, 0.1)[0] == 0
 
 
+def worker_and_other():
+    table, _, _ = fleet("a", "b")
+    return table.get("a"), table.get("b")
+
+
+def test_one_stall_does_not_take_the_credit_from_all_engines():
+    worker, other = worker_and_other()
+    for _ in range(20):
+        worker.load_took(HOST, 4000, 45.0)
+    before = other.loads[HOST].at(4000)
+    worker.load_took(HOST, 4000, 20_000.0)
+
+    assert before == pytest.approx(45.0, rel=0.01)
+    assert other.loads[HOST].at(4000) < 50.0
+    assert worker.loads[HOST].at(4000) < 50.0
+
+
+def test_the_first_loads_correct_what_was_assumed_by_any_factor():
+    worker, other = worker_and_other()
+    assert worker.loads[HOST].at(4000) == pytest.approx(21.5, rel=0.01)
+    for _ in range(3):
+        worker.load_took(HOST, 4000, 4500.0)
+
+    assert other.loads[HOST].at(4000) == pytest.approx(4500.0, rel=0.01)
+
+
+def test_loads_that_seemed_to_take_no_time_are_unlearned():
+    worker, other = worker_and_other()
+    for _ in range(10):
+        worker.load_took(HOST, 4000, 0.0)
+    assert other.loads[HOST].at(4000) == pytest.approx(0.0, abs=0.01)
+    for _ in range(200):
+        worker.load_took(HOST, 4000, 45.0)
+
+    assert other.loads[HOST].at(4000) == pytest.approx(45.0, rel=0.15)
+
+
 # Placing
 
 
