@@ -2,7 +2,8 @@
 
 An engine that sleeps has dropped its cache, and makes no step that would tell of it. vLLM's usage gauge counts what running
 requests hold, so it stands at 0 beside a full cache whenever nothing runs: only of a gauge that was seen to stand above 0
-while nothing ran, for longer than blocks are kept for others to fetch, does a 0 say that the cache is empty.
+while nothing ran, for longer than blocks are kept for others to fetch, does a 0 say that the cache is empty. Where that
+is extended the gauge may stand longer; it is found out by hits of a cache that it calls empty before and after.
 Not here: asking for the figures, what follows. Pure.
 """
 
@@ -19,7 +20,8 @@ _LONGEST_HELD_S = 300.0
 _SLEEP = "vllm:engine_sleep_state"
 _USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 _REQUESTS = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-_NAMES = frozenset((_SLEEP, *_USAGE, *_REQUESTS))
+_HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+_NAMES = frozenset((_SLEEP, *_USAGE, *_REQUESTS, *_HITS))
 _DROPPED = frozenset(("weights_offloaded", "discard_all"))
 """Sleep of level 1 and 2; an engine that is paused keeps its cache."""
 
@@ -30,6 +32,8 @@ class CacheFigures(NamedTuple):
     is_asleep: bool
     usage_ratio: float | None
     num_requests: float | None
+    hit_tokens: float | None = None
+    """Ever found in the cache."""
 
 
 def read_figures(text: str) -> CacheFigures:
@@ -43,7 +47,10 @@ def read_figures(text: str) -> CacheFigures:
     counts = [total(scrape, name) for name in _REQUESTS]
     known = [count for count in counts if count is not None]
     return CacheFigures(
-        any(one.value > 0 for one in states), mean(scrape, *_USAGE), sum(known) if known else None
+        any(one.value > 0 for one in states),
+        mean(scrape, *_USAGE),
+        sum(known) if known else None,
+        total(scrape, *_HITS),
     )
 
 
@@ -54,6 +61,9 @@ class CacheWatch:
         self._idle_since_s: float | None = None
         """Since when nothing runs and the gauge stands above 0."""
         self._counts_idle = False
+        self._is_refuted = False
+        self._hits_at_0: float | None = None
+        """At the last look, where the gauge stood at 0 and nothing ran."""
 
     def is_empty(self, figures: CacheFigures, now_s: float) -> bool:
         """Tell whether nothing is cached just now, by all that was seen so far."""
@@ -64,4 +74,10 @@ class CacheWatch:
             self._counts_idle |= now_s - self._idle_since_s > _LONGEST_HELD_S
         else:
             self._idle_since_s = None
-        return figures.is_asleep or (self._counts_idle and usage == 0 and requests == 0)
+        is_at_0 = usage == 0 and requests == 0
+        if is_at_0:
+            hits, before = figures.hit_tokens, self._hits_at_0
+            # What was hit stayed cached behind it: a gauge that counts that would not be back at 0.
+            self._is_refuted |= hits is not None and before is not None and hits > before
+        self._hits_at_0 = figures.hit_tokens if is_at_0 else None
+        return figures.is_asleep or (self._counts_idle and not self._is_refuted and is_at_0)
