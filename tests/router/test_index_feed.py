@@ -15,17 +15,19 @@ from router_sims import Sim, generate, prompt_of, routed_sims, told
 
 import dynctl
 from dynctl.core.deployment import EngineInfo, EngineState
-from dynctl.core.kv import AllBlocksCleared, BlockRemoved, BlockStored
+from dynctl.core.kv import HOST, STORAGE, AllBlocksCleared, BlockRemoved, BlockStored
 from dynctl.http1.stream import Pieces
 from dynctl.kv import wire
 from dynctl.kv.events import EventBatch
 from dynctl.router.config import RelayTarget, Settings
 from dynctl.router.desk import load_policy
+from dynctl.router.loading import assumed_loads
 from dynctl.router.metrics import Metrics
 from dynctl.router.placement import Order, Placement
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.prompt import Hashers, Prompt
 from dynctl.router.sources import direct
+from dynctl.router.sources.feed import KvFeed
 from dynctl.router.sources.fleet import Fleet
 from dynctl.router.sources.relay import RelaySource
 from dynctl.router.sources.route import Route
@@ -454,3 +456,49 @@ def test_an_idle_engine_with_a_full_cache_keeps_what_is_known_of_it(run, tls, sh
             assert bench.desk.index.num_blocks("e0") == 10
 
     run(main)
+
+
+def test_what_an_earlier_relay_told_of_slower_media_is_gone_with_its_successors_snapshot():
+    """One that has heard of no slower medium since it started would never take those blocks back."""
+    index = PrefixIndex()
+
+    def stream(*frames):
+        feed = KvFeed(index, Metrics(), "e", "i1")
+        for frame in frames:
+            list(feed.apply(frame))
+        return feed
+
+    other_rank = wire.Snapshot("i1", 4, 16, [9], rank=1, medium=HOST)
+    stream(
+        wire.Snapshot("i1", 4, 16, [1]),
+        wire.Snapshot("i1", 4, 16, [1, 2], medium=HOST),
+        wire.Delta("i1", 5, [3], (), medium=STORAGE),
+        other_rank,
+    )
+    assert index.num_slower_blocks("e") == 4
+    feed = stream(wire.Snapshot("i1", 7, 16, [1, 5]))
+    assert (index.num_blocks("e"), index.num_slower_blocks("e")) == (2, 1)
+
+    # What the same stream tells stays, whatever is told of the device later.
+    for frame in (
+        wire.Delta("i1", 8, [6, 7], (), medium=HOST),
+        wire.Snapshot("i1", 8, 16, [5]),
+    ):
+        list(feed.apply(frame))
+    assert (index.num_blocks("e"), index.num_slower_blocks("e")) == (1, 3)
+
+
+@pytest.mark.parametrize("medium", [3, 200, -1])
+def test_a_medium_that_only_a_newer_relay_knows_is_taken_for_the_slowest(medium):
+    index = PrefixIndex()
+    feed = KvFeed(index, Metrics(), "e", "i1")
+    for frame in (
+        wire.Snapshot("i1", 4, 16, []),
+        wire.Snapshot("i1", 4, 16, [1, 2], medium=medium),
+        wire.Delta("i1", 5, [3], [1], medium=medium),
+    ):
+        list(feed.apply(frame))
+
+    assert set(index.slower) <= set(assumed_loads(Settings()))
+    assert index.holds(Source("e", "i1", 0, STORAGE))
+    assert index.num_slower_blocks("e") == 2

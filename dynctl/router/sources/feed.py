@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from dynctl.core.kv import DEVICE
+from dynctl.core.kv import DEVICE, HOST, STORAGE
 from dynctl.kv.wire import Delta, Frame, Heartbeat
 from dynctl.router.metrics import Metrics
 from dynctl.router.prefix_index import PrefixIndex, Source
@@ -57,11 +57,22 @@ class KvFeed:
             yield from self._store(source, frame.stored)
         else:
             self._metrics.kv_frames.add("snapshot")
-            self._index.begin(source)
+            self._begin(source)
             yield from self._store(source, frame.hashes)
         self._seqs[source] = frame.seq
 
+    def _begin(self, source: Source) -> None:
+        """Empty a source for its snapshot, and with a rank's first one all that an earlier stream told of the rank's media."""
+        if not any(known.rank == source.rank for known in self._seqs):
+            # A relay that has heard of no slower medium since it started would never take those blocks back.
+            for medium in (HOST, STORAGE):
+                self._index.clear(self._source(source.rank, medium))
+        self._index.begin(source)
+
     def _source(self, rank: int, medium: int) -> Source:
+        if medium not in (DEVICE, HOST):
+            # A newer relay may know more media than we do: what nobody knows is taken for the slowest.
+            medium = STORAGE
         source = self._sources.get((rank, medium))
         if source is None:
             source = Source(self._engine_id, self._incarnation, rank, medium)
