@@ -537,6 +537,29 @@ def test_a_block_size_learnt_from_events_reaches_routers(run, bench, entry_of, b
     run(main)
 
 
+@pytest.mark.parametrize("block_size", [0, 4])
+def test_chunks_of_slower_media_are_cut_at_the_block_size_of_the_device(
+    run, bench, entry_of, blocks, block_size
+):
+    async def main():
+        async with bench() as b:
+            publisher = b.publisher("k")
+            await b.settle(kv_entry(entry_of, b, block_size=block_size))
+            sink, _ = b.open_stream("/v1/kv/m-0?media=all")
+            index = Index()
+            await b.until(lambda: sink.headers)
+            b.publish(publisher, blocks(0, 1))
+            for handle, parent in ((77, None), (78, 77)):
+                first = 8 * (handle - 77)
+                tokens = tuple(range(first, first + 8))
+                b.publish(publisher, BlockStored((handle,), parent, tokens, 8, medium="cpu"))
+            slow = {0: set(hashes(4))}
+            await b.until(lambda: index.read(sink) or index.slower == slow)
+            assert index.known == {0: set(hashes(1))}
+
+    run(main)
+
+
 def test_a_router_that_falls_behind_is_cut_and_resyncs_by_snapshot(
     run, bench, entry_of, blocks, monkeypatch
 ):

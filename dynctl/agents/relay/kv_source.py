@@ -35,7 +35,7 @@ _MERGED_BLOCKS = 4096
 RETRY_S = 30.0
 """After which a source that was given up is read anew."""
 _UNKNOWN_BLOCK_SIZE = 16
-"""Hashes do not depend on it; used until the engine has said its own."""
+"""Until the engine has said its own: nothing is taken in before that."""
 
 _log = logging.getLogger("dynctl.relay")
 
@@ -57,9 +57,7 @@ class KvSource:
         self._metrics = metrics
         self._incarnation = entry.info.incarnation
         self._block_size = entry.info.block_size_tokens
-        self._hasher = BlockHasher(
-            entry.block_hash_seed.encode(), self._block_size or _UNKNOWN_BLOCK_SIZE
-        )
+        self._hasher = self._new_hasher()
         self._trackers: dict[int, BlockTracker] = {0: BlockTracker(self._hasher)}
         self._seqs: dict[int, int] = {0: -1}
         """By rank: of the last frame sent of its device; where the next snapshot stands."""
@@ -156,15 +154,16 @@ class KvSource:
 
     def on_batch(self, seq: int, batch: EventBatch) -> None:
         """Hash one engine step's events; the change is passed on now, or with those that follow."""
+        self._metrics.kv_batches += 1
+        if not self._block_size and not self._learn_block_size(batch):
+            # Nothing of the device then, and chunks of slower media may be cut at its block size only.
+            return
         rank = batch.dp_rank
         tracker = self._trackers.get(rank)
         if tracker is None:
             tracker = self._trackers[rank] = BlockTracker(self._hasher)
             self._seqs[rank] = -1
             self._send(self._snapshot(rank))
-        if not self._block_size:
-            self._learn_block_size(batch)
-        self._metrics.kv_batches += 1
         tracker.note(batch.events, self._loop.time())
         _, since_s = self._untold.get(rank, (seq, batch.ts))
         self._untold[rank] = (seq, since_s)
@@ -228,13 +227,21 @@ class KvSource:
         self._send(wire.encode(frame), delta.medium)
         self._told_s = self._loop.time()
 
-    def _learn_block_size(self, batch: EventBatch) -> None:
+    def _new_hasher(self) -> BlockHasher:
+        size = self._block_size or _UNKNOWN_BLOCK_SIZE
+        return BlockHasher(self._entry.block_hash_seed.encode(), size)
+
+    def _learn_block_size(self, batch: EventBatch) -> bool:
+        """Take the device's block size from a batch, if it tells it; nothing was taken in before."""
         for event in batch.events:
             if isinstance(event, BlockStored) and medium_of(event.medium) == DEVICE:
                 self._block_size = event.block_size
+                self._hasher = self._new_hasher()
                 for rank in self._trackers:
+                    self._trackers[rank] = BlockTracker(self._hasher)
                     self._send(self._snapshot(rank))
-                return
+                return True
+        return False
 
     def _snapshot(self, rank: int, medium: int = DEVICE) -> bytes:
         hashes = self._trackers[rank].snapshot(medium)
