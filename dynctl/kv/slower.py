@@ -19,7 +19,7 @@ from dynctl.kv.hashing import BlockHasher, PrefixState, namespace, own_keys, pac
 from dynctl.kv.runs import Run
 
 MAX_BLOCKS = 524_288
-"""Of one medium and rank: 1 TiB of host memory at 2 MiB a block, and about 200 MB here."""
+"""Of one medium and rank: 1 TiB of host memory at 2 MiB a block, and about 240 MB here."""
 
 
 @dataclass(slots=True)
