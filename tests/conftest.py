@@ -78,13 +78,8 @@ def ended() -> Callable[[int], None]:
     return _ended
 
 
-@pytest.fixture(scope="session")
-def free_ports() -> Iterator[Callable[..., int]]:
-    """`free_ports(n)`: the first of n loopback ports in a row, for a program that is told where to listen.
-
-    They are held without listening: nobody else is given them, and a program may still listen there, since all of
-    them set SO_REUSEADDR. They lie below those the kernel takes for connections.
-    """
+@contextlib.contextmanager
+def _held_ports() -> Iterator[Callable[..., int]]:
     with contextlib.ExitStack() as held:
 
         def hold(count: int = 1) -> int:
@@ -100,4 +95,22 @@ def free_ports() -> Iterator[Callable[..., int]]:
                     return first
             raise AssertionError(f"no {count} free ports in a row")
 
+        yield hold
+
+
+@pytest.fixture
+def free_ports() -> Iterator[Callable[..., int]]:
+    """`free_ports(n)`: the first of n loopback ports in a row, for a program that is told where to listen.
+
+    They are held without listening: nobody else is given them, and a program may still listen there, since all of
+    them set SO_REUSEADDR. They lie below those the kernel takes for connections.
+    """
+    with _held_ports() as hold:
+        yield hold
+
+
+@pytest.fixture(scope="module")
+def free_ports_of_module() -> Iterator[Callable[..., int]]:
+    """`free_ports`, held until the module's tests are over."""
+    with _held_ports() as hold:
         yield hold

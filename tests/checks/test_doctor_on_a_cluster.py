@@ -56,8 +56,8 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory, free_ports):
-    made = Cluster(tmp_path_factory.mktemp("cluster"), free_ports(17))
+def cluster(tmp_path_factory, free_ports_of_module):
+    made = Cluster(tmp_path_factory.mktemp("cluster"), free_ports_of_module(17))
     done = made.run("up", "--yes")
     try:
         assert done.returncode == 0, done.stderr

@@ -519,15 +519,17 @@ def test_an_exchange_leaves_no_cycle_behind(run, server_at, talk):
 
 def test_connections_never_use_more_than_half_of_the_open_files(run, server_at):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # What other tests hold open counts too.
+    few = 256 + len(list(Path("/proc/self/fd").iterdir()))
 
     async def main():
         async with server_at() as server:
-            assert server.max_connections <= 256 // 2
+            assert server.max_connections <= few // 2
         assert raise_file_limit() == hard
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
 
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
         run(main)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
