@@ -29,7 +29,7 @@ test: install  ## every test; as root on Debian or Ubuntu also the lab
 test-compiled: $(COMPILED)/.made  ## the way of requests and KV events, compiled as in a wheel
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(COMPILED) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not source" tests/http1 tests/kv tests/relay tests/router
 
-wheel: $(COMPILED)/.made  ## a wheel with compiled modules in build/wheel: half the CPU time per request; needs a C compiler
+wheel: $(COMPILED)/.made  ## a wheel with compiled modules in build/wheel: less CPU time per request; needs a C compiler
 	@ls build/wheel/*.whl
 
 # What a wheel installs, beside the working tree; made anew, since a module that is gone would live on in old objects.

@@ -102,15 +102,32 @@ def bound_of(convs):
         for tokens, (_, _, turns) in zip(states, convs, strict=True):
             tokens += [USER, *turns[turn][0], ASSISTANT]
             hashes = HASHER.prompt(tokens).hashes()
-            depth = 0
-            while depth < (len(tokens) - 1) // BLOCK and hashes[depth] in seen:
-                depth += 1
+            depth = depth_in(seen, tokens, hashes)
             asked += len(tokens)
             hit += depth * BLOCK
             out = answer_to(tokens)
             seen.update(HASHER.prompt(tokens + out[:-1]).hashes())
             tokens[-1:] = [ASSISTANT, *out]
     return hit / asked, len(seen)
+
+
+def depth_in(held, tokens, hashes, depth=0):
+    """Blocks of a prompt that are held one behind the other from a depth on; the last token is always computed."""
+    while depth < (len(tokens) - 1) // BLOCK and hashes[depth] in held:
+        depth += 1
+    return depth
+
+
+def insert(held, hashes, capacity):
+    """Put a prompt's blocks into an LRU cache; what is new there, and what had to go."""
+    stored = [block for block in hashes if block not in held]
+    held.update(dict.fromkeys(stored))
+    for block in reversed(hashes):
+        held.move_to_end(block)
+    removed = []
+    while len(held) > capacity:
+        removed.append(held.popitem(last=False)[0])
+    return stored, removed
 
 
 class Clock:
@@ -152,16 +169,17 @@ class Engine:
             return
         request = self.queue.popleft()
         tokens, hashes = request[:2]
-        depth = 0
-        while depth < (len(tokens) - 1) // BLOCK and hashes[depth] in self.cache:
-            depth += 1
-        cached = depth * BLOCK
+        cached, load_s = self._look_up(tokens, hashes)
         self.num_requests += 1
         self.prompt_tokens += len(tokens)
         self.cached_tokens += cached
-        cost_s = self.base_s + (len(tokens) - cached) * self.prefill_s
+        cost_s = self.base_s + (len(tokens) - cached) * self.prefill_s + load_s
         self.work_s += cost_s
         self.clock.after(cost_s, self._prefilled, request, cached)
+
+    def _look_up(self, tokens, hashes):
+        """Tokens that need not be computed, and the seconds it takes to have them."""
+        return depth_in(self.cache, tokens, hashes) * BLOCK, 0.0
 
     def _prefilled(self, request, cached):
         tokens, hashes, on_first, on_done = request
@@ -176,14 +194,7 @@ class Engine:
         on_done(out)
 
     def _insert(self, hashes):
-        cache = self.cache
-        stored = [block for block in hashes if block not in cache]
-        cache.update(dict.fromkeys(stored))
-        for block in reversed(hashes):
-            cache.move_to_end(block)
-        removed = []
-        while len(cache) > self.capacity:
-            removed.append(cache.popitem(last=False)[0])
+        stored, removed = insert(self.cache, hashes, self.capacity)
         if stored or removed:
             self.clock.after(EVENT_DELAY_S, self.on_event, self.name, stored, removed)
 

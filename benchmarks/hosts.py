@@ -9,7 +9,18 @@ import argparse
 import json
 from collections import OrderedDict
 
-from balance import BLOCK, EVENT_DELAY_S, TRACES, Engine, Run, bound_of, capacity_of, conversations
+from balance import (
+    BLOCK,
+    EVENT_DELAY_S,
+    TRACES,
+    Engine,
+    Run,
+    bound_of,
+    capacity_of,
+    conversations,
+    depth_in,
+    insert,
+)
 
 from dynctl.core.kv import HOST
 from dynctl.router.prefix_index import Source
@@ -24,40 +35,15 @@ class HostEngine(Engine):
     def __init__(self, clock, name, trace, capacity, on_event, on_host, load_us):
         super().__init__(clock, name, trace, capacity, on_event)
         self.host, self.on_host, self.load_s = OrderedDict(), on_host, load_us * 1e-6
-        self.loaded_tokens = 0
 
-    def _next(self):
-        """As before, with a load between what the device has and what is computed."""
-        self.is_busy = bool(self.queue)
-        if not self.queue:
-            return
-        request = self.queue.popleft()
-        tokens, hashes = request[:2]
-        depth, most = 0, (len(tokens) - 1) // BLOCK
-        while depth < most and hashes[depth] in self.cache:
-            depth += 1
-        found = depth
-        while found < most and hashes[found] in self.host:
-            found += 1
-        loaded = (found - depth) * BLOCK
-        self.num_requests += 1
-        self.prompt_tokens += len(tokens)
-        self.cached_tokens += found * BLOCK
-        self.loaded_tokens += loaded
-        cost_s = self.base_s + (len(tokens) - found * BLOCK) * self.prefill_s + loaded * self.load_s
-        self.work_s += cost_s
-        self.clock.after(cost_s, self._prefilled, request, found * BLOCK)
+    def _look_up(self, tokens, hashes):
+        depth = depth_in(self.cache, tokens, hashes)
+        found = depth_in(self.host, tokens, hashes, depth)
+        return found * BLOCK, (found - depth) * BLOCK * self.load_s
 
     def _insert(self, hashes):
         super()._insert(hashes)
-        host = self.host
-        stored = [block for block in hashes if block not in host]
-        host.update(dict.fromkeys(stored))
-        for block in reversed(hashes):
-            host.move_to_end(block)
-        removed = []
-        while len(host) > HOST_BLOCKS * self.capacity:
-            removed.append(host.popitem(last=False)[0])
+        stored, removed = insert(self.host, hashes, HOST_BLOCKS * self.capacity)
         if stored or removed:
             self.clock.after(EVENT_DELAY_S, self.on_host, self.name, stored, removed)
 
