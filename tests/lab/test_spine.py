@@ -3,9 +3,11 @@
 import concurrent.futures
 import json
 import os
+import resource
 import signal
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -135,11 +137,25 @@ def test_every_unit_is_ready_and_runs_as_ops_in_its_own_scope(spine: Spine) -> N
     assert len(groups) == len(ENGINES)
 
 
-def test_a_second_up_changes_nothing_and_says_so(spine: Spine) -> None:
+def test_a_second_up_changes_nothing_and_says_so_soon(spine: Spine) -> None:
     before = {name: unit["incarnation"] for name, unit in spine.cluster.units().items()}
-    done = spine.lab.dynctl("up", "--yes")
-    assert done.returncode == 0, done.stderr
-    assert "no changes" in done.stdout + done.stderr
+    fastest_s, least_cpu_s = 99.0, 99.0
+    # The best of some: other work on the machine may slow any one of them.
+    for _ in range(6):
+        started_s, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = spine.lab.dynctl("up", "--yes")
+        fastest_s = min(fastest_s, time.monotonic() - started_s)
+        now = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_s = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+        least_cpu_s = min(least_cpu_s, cpu_s)
+        assert done.returncode == 0, done.stderr
+        assert "no changes" in done.stdout + done.stderr
+        if fastest_s < 2.0:
+            break
+    assert least_cpu_s < 1.5
+    # Elapsed time says nothing on a machine whose cores are taken.
+    if os.getloadavg()[0] < (os.cpu_count() or 1):
+        assert fastest_s < 2.0
     assert {name: u["incarnation"] for name, u in spine.cluster.units().items()} == before
 
 
