@@ -194,13 +194,37 @@ async def _last_bytes(process: Process, keep_bytes: int = 4096) -> bytes:
 
 
 async def _end(process: Process) -> None:
-    """Kill the command's whole session if it still runs, close its pipes, and reap it."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+    """Kill the command's whole session unless it ended by itself, close its pipes, and reap it."""
+    if not _has_ended(process):
+        _kill_session(process)
     # Nothing public closes the pipes; without it, wait() hangs on a paused one or on one a grandchild holds.
     process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
     await process.wait()
+
+
+def _has_ended(process: Process) -> bool:
+    """Whether the command is over: its leader has exited, and nothing it left behind can still write to us."""
+    outputs = (process.stdout, process.stderr)
+    return process.returncode is not None and all(out is None or out.at_eof() for out in outputs)
+
+
+def _kill_session(process: Process) -> None:
+    """Kill the command's process group, and the groups that a shell or `timeout` made in its session."""
+    if process.returncode is not None and _session_of(process.pid) is not None:
+        return  # A number is used again only when its session is empty: this is somebody else.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for entry in Path("/proc").glob("[0-9]*"):
+        if _session_of(int(entry.name)) == process.pid:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except (ProcessLookupError, PermissionError):
+        return None
 
 
 def _replace(target: Path, content: bytes | Path, mode: int) -> None:

@@ -35,7 +35,8 @@ def wrap(command: Command, nonce: str) -> str:
     words = " ".join(quote(word) for word in command.argv)
     begin, end = _marks(nonce)
     script = (
-        f"echo {begin} $$; echo {begin} $$ >&2; LC_ALL=C; export LC_ALL; "
+        f'{{ read -r s < /proc/$$/stat && set -- ${{s##*")"}}; }} 2>/dev/null; '
+        f'echo {begin} "${{4:-0}}"; echo {begin} "${{4:-0}}" >&2; LC_ALL=C; export LC_ALL; '
         f"({exports}exec {words}); set -- $?; "
         f'echo; echo {end} "$1"; {{ echo; echo {end} "$1"; }} >&2; exit "$1"'
     )
@@ -60,22 +61,22 @@ class Marked:
     """From the last mark; None when the output ended before it."""
     noise: bytes
     """What came before the first mark, or everything when there was none."""
-    pid: int | None = None
-    """The shell around the command, from the first mark."""
+    session: int = 0
+    """The session it runs in, from the first mark; 0 when the host did not say."""
 
 
 def between(output: bytes, nonce: str) -> Marked:
     """Find the command's own output in everything that came."""
     begin, end = (mark.encode() for mark in _marks(nonce))
     noise, mark, rest = output.partition(begin + b" ")
-    pid, newline, rest = rest.partition(b"\n")
-    if not mark or not newline or not pid.isdigit():
+    session, newline, rest = rest.partition(b"\n")
+    if not mark or not newline or not session.isdigit():
         return Marked(b"", has_begun=False, exit_status=None, noise=output)
     content, mark, trailer = rest.rpartition(b"\n" + end + b" ")
     if not mark:
-        return Marked(rest, True, None, noise, int(pid))
+        return Marked(rest, True, None, noise, int(session))
     status = trailer.split(b"\n", 1)[0]
-    return Marked(content, True, int(status) if status.isdigit() else None, noise, int(pid))
+    return Marked(content, True, int(status) if status.isdigit() else None, noise, int(session))
 
 
 class MarkedLines:
@@ -88,7 +89,7 @@ class MarkedLines:
         self._num_blank = 0
         self.has_begun = False
         self.exit_status: int | None = None
-        self.pid: int | None = None
+        self.session = 0
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take what came and return the lines that are complete; blank ones wait until something follows them."""
@@ -108,9 +109,9 @@ class MarkedLines:
             return []
         if not self.has_begun:
             # Noise without a line end may stand on the same line.
-            _, mark, pid = line.partition(self._begin)
-            if mark and pid.isdigit():
-                self.has_begun, self.pid = True, int(pid)
+            _, mark, session = line.partition(self._begin)
+            if mark and session.isdigit():
+                self.has_begun, self.session = True, int(session)
             return []
         if not line:
             self._num_blank += 1
@@ -123,16 +124,41 @@ class MarkedLines:
         return [*([b""] * blanks), line]
 
 
-def end_group(pid: int, nonce: str) -> Command:
-    """The command that ends another one: every process of its group, if that shell still runs it.
+# $1 session, $2 mark. A number is used again only when its session is empty: so a session without its leader is
+# the one meant, and another one if somebody in it has the mark.
+_END_SESSION = """
+session=$1 mark=$2
+members() {
+  for stat in /proc/[0-9]*/stat; do
+    read -r line < "$stat" || continue
+    set -- "${line%% *}" ${line##*")"}
+    case $2 in [ZX]) continue;; esac
+    [ "$5" != "$session" ] || echo "$1"
+  done 2>/dev/null
+}
+is_meant() {
+  [ -d "/proc/$session" ] || return 0
+  for pid in $(members); do grep -q -- "$mark" "/proc/$pid/cmdline" 2>/dev/null && return 0; done
+  return 1
+}
+is_meant || exit 0
+kill -TERM $(members) 2>/dev/null
+for pause in 0.05 0.1 0.2 0.4 0.4; do
+  left=$(members)
+  [ -n "$left" ] || exit 0
+  sleep $pause 2>/dev/null || sleep 1
+done
+kill -KILL $left 2>/dev/null
+"""
 
-    Needed where sshd refuses signals, which it does for root.
+
+def end_session(session: int, nonce: str) -> Command:
+    """The command that ends another one, and what it left behind in its session: asked first, then killed.
+
+    Needed where sshd refuses signals, which it does for root, and where the command itself has exited.
     """
-    script = (
-        'grep -q "$2" "/proc/$1/cmdline" && read -r stat < "/proc/$1/stat" && '
-        'set -- ${stat##*")"} && kill -TERM "-$3"'
-    )
-    return Command(("sh", "-c", script, "sh", str(pid), _marks(nonce)[0]), timeout_s=5.0)
+    argv = ("sh", "-c", _END_SESSION, "sh", str(session), _marks(nonce)[0])
+    return Command(argv, timeout_s=5.0)
 
 
 def as_signal(status: int) -> int:

@@ -22,7 +22,7 @@ from dynctl.errors import CommandError, ConnectError, UnknownOutcomeError
 from dynctl.remote.connect import Connector, Link
 from dynctl.remote.port import MAX_OUTPUT_BYTES, expand, tail
 from dynctl.remote.routes import Hop
-from dynctl.remote.shell import MarkedLines, as_signal, between, end_group, wrap
+from dynctl.remote.shell import MarkedLines, as_signal, between, end_session, wrap
 
 MAX_CHANNELS = 8
 """Commands at a time on one connection; sshd's MaxSessions is 10 unless somebody lowered it."""
@@ -134,7 +134,7 @@ class SshRemote:
             finally:
                 feeding.cancel()
                 errors.cancel()
-                await self._end(process, marks.pid, nonce)
+                await self._end(process, marks.session, nonce)
                 await asyncio.wait((feeding, errors))
 
     @contextlib.asynccontextmanager
@@ -189,15 +189,16 @@ class SshRemote:
                 return process
 
     async def _end(
-        self, process: asyncssh.SSHClientProcess[bytes], pid: int | None, nonce: str
+        self, process: asyncssh.SSHClientProcess[bytes], session: int, nonce: str
     ) -> None:
-        """End a command if it still runs: by a signal, and by a kill where sshd passes none on."""
+        """End a command unless it ended by itself: by a signal, and by a kill where sshd passes none on."""
+        has_ended = process.exit_status is not None and process.stdout.at_eof()
         try:
-            if process.exit_status is None and not self._link.connection.is_closed():
+            if not has_ended and not self._link.connection.is_closed():
                 with contextlib.suppress(asyncssh.Error, OSError):
                     process.terminate()
-                if pid is not None:
-                    await self._kill(pid, nonce)
+                if session > 1:
+                    await self._kill(session, nonce)
             process.close()
             with contextlib.suppress(asyncssh.Error, OSError, TimeoutError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
@@ -205,11 +206,14 @@ class SshRemote:
         finally:
             self._num_open -= 1
 
-    async def _kill(self, pid: int, nonce: str) -> None:
-        line = wrap(end_group(pid, nonce), secrets.token_hex(16))
+    async def _kill(self, session: int, nonce: str) -> None:
+        command = end_session(session, nonce)
+        line = wrap(command, secrets.token_hex(16))
         with contextlib.suppress(asyncssh.Error, OSError, TimeoutError):
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await self._link.connection.run(line, encoding=None, request_pty=False)
+            async with asyncio.timeout(command.timeout_s):
+                await self._link.connection.run(
+                    line, stdin=asyncssh.DEVNULL, encoding=None, request_pty=False
+                )
 
     async def _run(self, command: Command, pieces: AsyncIterator[bytes]) -> Completed:
         nonce = secrets.token_hex(16)
@@ -261,8 +265,7 @@ class SshRemote:
                 raise
             raise CommandError(f"{self.name}: {group.exceptions[0]}") from None
         finally:
-            pid = None if process.exit_status is not None else between(b"".join(out), nonce).pid
-            await self._end(process, pid, nonce)
+            await self._end(process, between(b"".join(out), nonce).session, nonce)
         return b"".join(out), b"".join(err), process.returncode
 
     async def _each_line(

@@ -1,6 +1,7 @@
 import asyncio
 import hashlib
 import os
+import signal
 import sys
 
 import pytest
@@ -55,6 +56,32 @@ def test_a_command_over_its_time_limit_is_killed_with_its_children_and_the_outco
             break
 
     ended(int(pid_file.read_text()))
+
+
+@pytest.mark.parametrize("prefix", ["", "timeout 600 "], ids=["child", "group of its own"])
+def test_what_an_exited_command_left_holding_its_output_is_killed_at_the_time_limit(
+    tmp_path, ended, prefix
+):
+    pid_file = tmp_path / "pid"
+    script = f"{prefix}sleep 600 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}"
+    for timeout_s in (0.5, 5, 60):
+        with pytest.raises(UnknownOutcomeError, match=f"within {timeout_s:g} s"):
+            run("sh", "-c", script, timeout_s=timeout_s)
+        if pid_file.exists():
+            break
+
+    ended(int(pid_file.read_text()))
+
+
+def test_what_a_command_that_ended_left_running_stays(tmp_path, runs):
+    """Only what still holds the output belongs to the command: else nothing could be started to stay."""
+    done = run("sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!")
+    pid = int(done.stdout)
+
+    try:
+        assert runs(pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_endless_output_is_stopped(monkeypatch):
@@ -130,6 +157,14 @@ def test_lines_arrive_while_the_command_runs_and_leaving_ends_it(ended):
             pid = int(await anext(lines))
             assert await anext(lines) == b"b"
         return pid
+
+    ended(asyncio.run(main()))
+
+
+def test_leaving_lines_ends_what_an_exited_command_left_holding_them(ended):
+    async def main():
+        async with REMOTE.lines(Command(("sh", "-c", "sleep 600 & echo $!"))) as lines:
+            return int(await anext(lines))
 
     ended(asyncio.run(main()))
 

@@ -6,6 +6,7 @@ import getpass
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -170,6 +171,45 @@ def test_a_command_over_its_time_limit_is_ended_on_the_host(reached, tmp_path, e
     reached(work)
 
 
+@pytest.mark.parametrize("prefix", ["", "timeout 600 "], ids=["child", "group of its own"])
+def test_what_an_exited_command_left_holding_its_output_is_ended_on_the_host(
+    reached, tmp_path, ended, prefix
+):
+    async def work(remote, server):
+        pid_file = tmp_path / "pid"
+        script = f"{prefix}sleep 600 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}"
+        for timeout_s in (1, 10, 60):
+            with pytest.raises(UnknownOutcomeError, match=f"did not end within {timeout_s} s"):
+                await remote.run(Command(("sh", "-c", script), timeout_s=timeout_s))
+            if pid_file.exists():
+                break
+        await asyncio.to_thread(ended, int(pid_file.read_text()))
+
+    reached(work)
+
+
+def test_what_ignores_being_asked_to_end_is_killed_on_the_host(reached, ended):
+    async def work(remote, server):
+        script = "trap '' TERM; echo $$; while :; do sleep 600; done"
+        async with remote.lines(Command(("sh", "-c", script))) as lines:
+            pid = int(await anext(lines))
+        await asyncio.to_thread(ended, pid)
+
+    reached(work)
+
+
+def test_what_a_command_that_ended_left_running_stays(reached, runs):
+    async def work(remote, server):
+        done = await remote.run(Command(("sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!")))
+        pid = int(done.stdout)
+        try:
+            assert runs(pid)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+
+    reached(work)
+
+
 def test_leaving_a_stream_ends_its_command_on_the_host(reached, runs, ended):
     async def work(remote, server):
         async with remote.lines(Command(("sh", "-c", "echo $$; exec sleep 600"))) as lines:
@@ -183,14 +223,20 @@ def test_leaving_a_stream_ends_its_command_on_the_host(reached, runs, ended):
 def test_a_killed_sshd_leaves_the_outcome_unknown_and_the_next_command_works(
     reached, tmp_path, eventually
 ):
+    """What the command started goes on, since nobody is left on the host who would end it."""
+    pid_file = tmp_path / "pid"
+
     async def work(remote, server):
-        script = f"touch {tmp_path}/begun; exec sleep 600"
+        script = f"echo $$ > {pid_file}.new && mv {pid_file}.new {pid_file}; exec sleep 600"
         running = asyncio.create_task(remote.run(Command(("sh", "-c", script))))
-        await eventually((tmp_path / "begun").exists, "the command runs")
-        server.cut()
-        with pytest.raises(UnknownOutcomeError):
-            await running
-        return (await remote.run(Command(("echo", "back")))).stdout
+        await eventually(pid_file.exists, "the command runs")
+        try:
+            server.cut()
+            with pytest.raises(UnknownOutcomeError):
+                await running
+            return (await remote.run(Command(("echo", "back")))).stdout
+        finally:
+            os.kill(int(pid_file.read_text()), signal.SIGKILL)
 
     assert reached(work) == b"back\n"
 

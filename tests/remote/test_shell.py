@@ -1,5 +1,8 @@
+import contextlib
+import os
 import random
 import shutil
+import signal
 import subprocess
 
 import pytest
@@ -8,7 +11,7 @@ from hypothesis import strategies as st
 
 from dynctl.core.command import Command
 from dynctl.errors import CommandError
-from dynctl.remote.shell import MarkedLines, as_signal, between, wrap
+from dynctl.remote.shell import MarkedLines, as_signal, between, end_session, wrap
 
 NONCE = "0123abcd"
 
@@ -87,13 +90,38 @@ def test_a_program_named_like_a_shell_word_is_only_looked_up_as_a_program(progra
     assert between(done.stdout, NONCE).exit_status in (1, 2, 126, 127)
 
 
+@pytest.mark.parametrize("is_ours", [True, False], ids=["ours", "somebody else's"])
+def test_a_session_is_ended_only_when_it_runs_the_command_that_is_meant(is_ours, until):
+    command = Command(("sh", "-c", "echo up; exec sleep 600"))
+    line = wrap(command, NONCE)
+    with subprocess.Popen(
+        ["sh", "-c", line], stdout=subprocess.PIPE, start_new_session=True
+    ) as leader:
+        assert leader.stdout is not None
+        marks = MarkedLines(NONCE)
+        until(lambda: marks.feed(leader.stdout.readline()), "the command runs")
+        assert marks.session == leader.pid
+
+        try:
+            subprocess.run(
+                end_session(marks.session, NONCE if is_ours else "other").argv, check=True
+            )
+            if is_ours:
+                until(lambda: leader.poll() is not None, "the command ends")
+            else:
+                assert leader.poll() is None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(leader.pid, signal.SIGKILL)
+
+
 def test_noise_before_and_after_is_left_out():
     marked = f"motd\nno end of linedynctl-{NONCE}-begin 7\npayload\n\ndynctl-{NONCE}-end 0\nbye\n"
 
     found = between(marked.encode(), NONCE)
 
     assert (found.content, found.exit_status) == (b"payload\n", 0)
-    assert (found.noise, found.pid) == (b"motd\nno end of line", 7)
+    assert (found.noise, found.session) == (b"motd\nno end of line", 7)
 
 
 def test_a_shell_that_never_ran_the_command_shows():
