@@ -22,6 +22,7 @@ from dynctl.checks.evidence import CacheFinding, Evidence, LocalFile, SshDiffere
 from dynctl.cli.kept import read_book, read_plan
 from dynctl.core.addresses import is_loopback
 from dynctl.core.audit import HostAudit, Reach
+from dynctl.core.command import Command
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import HostEntry, Inventory
 from dynctl.core.plan import Plan, Role
@@ -35,6 +36,7 @@ from dynctl.discovery.survey import engine_pythons
 from dynctl.errors import DynctlError
 from dynctl.inventory.interpolate import replace_secrets
 from dynctl.remote.fleet import Fleet
+from dynctl.remote.local import LocalRemote
 from dynctl.remote.routes import Route, hop_of, resolve
 
 _SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
@@ -291,25 +293,11 @@ def _ssh_words(entry: HostEntry, flags: Sequence[str]) -> tuple[str, ...]:
 async def _ssh_settings(argv: Sequence[str]) -> dict[str, list[str]]:
     """What `ssh -G` prints: keyword to values; empty when it cannot be asked."""
     try:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-    except OSError:
+        done = await LocalRemote().run(Command(tuple(argv), timeout_s=_SSH_TIMEOUT_S))
+    except DynctlError:
         return {}
-    try:
-        async with asyncio.timeout(_SSH_TIMEOUT_S):
-            out, _ = await process.communicate()
-    except TimeoutError:
-        return {}
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
     found: dict[str, list[str]] = {}
-    for line in out.decode("utf-8", "replace").splitlines() if process.returncode == 0 else ():
+    for line in done.stdout.decode("utf-8", "replace").splitlines() if done.is_ok else ():
         keyword, _, value = line.partition(" ")
         found.setdefault(keyword.lower(), []).append(value.strip())
     return found

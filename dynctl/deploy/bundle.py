@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import dynctl
+from dynctl.core.command import Command
 from dynctl.core.hardware import Host
-from dynctl.errors import DeployError, ExitCode
+from dynctl.errors import DeployError, ExitCode, UnknownOutcomeError
 from dynctl.files import write_atomic
+from dynctl.remote.local import LocalRemote
 
 CODE = (
     "__init__.py",
@@ -186,24 +188,13 @@ def _pip_words(target: Target, directory: Path) -> list[str]:
 
 async def _run_pip(words: list[str]) -> str:
     """Run pip; return why it failed, an empty text when it did not."""
-    process = await asyncio.create_subprocess_exec(
-        *words,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
     try:
-        async with asyncio.timeout(PIP_TIMEOUT_S):
-            output, _ = await process.communicate()
-    except TimeoutError:
+        done = await LocalRemote().run(Command(tuple(words), timeout_s=PIP_TIMEOUT_S))
+    except UnknownOutcomeError:
         return f"pip did not end within {PIP_TIMEOUT_S:.0f} s"
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode == 0:
+    if done.is_ok:
         return ""
-    lines = output.decode(errors="replace").splitlines()
+    lines = (done.stdout + done.stderr).decode(errors="replace").splitlines()
     return next((line.strip() for line in reversed(lines) if "ERROR" in line), "pip failed")
 
 
