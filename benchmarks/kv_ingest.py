@@ -1,19 +1,27 @@
-"""How many blocks a CPU second of the router takes into its index: as deltas from a relay, and as engines' own events.
+"""How many blocks a CPU second of the router takes into its index: engines' own events, and deltas from a relay.
 
-Engines store prompts block by block and evict the oldest ones once full, as they do under load; every block stored is
-counted once, its removal is not counted extra. "raw" is decoding, hashing and indexing of vLLM's messages; "zmq" is the
-same through real sockets, reading included (the publisher's CPU is not).
-Run: python benchmarks/kv_ingest.py [blocks per event …]
+"As the rival is measured" is how the best event-driven rival was (1.0 M blocks per CPU second): engines publish prompts of
+8,192 tokens in one event each, in the positional form, and evict nothing; all CPU of the process counts, reading, waiting
+and the publishers' sends included. "Steady" is what engines do under load: they store prompts block by block and evict the
+oldest ones once full; every block stored is counted once, its removal is not counted extra. There "raw" is decoding, hashing
+and indexing of vLLM's messages; "zmq" is the same through real sockets, reading included (the publisher's CPU is not);
+"relayed" is what a router does with the frames of relays. "Steps" are as captured from vLLM: several events in a batch, a
+decoding sequence stores one block in an event of its own, and so is each block that is evicted.
+Run: python benchmarks/kv_ingest.py [--sizes 8 64 512] [--rounds 3]
 """
 
+import argparse
 import asyncio
+import json
 import os
 import random
 import resource
-import sys
 import tempfile
 import time
+from collections import Counter
+from pathlib import Path
 
+import msgspec
 import uvloop
 import zmq
 
@@ -39,6 +47,11 @@ NUM_BLOCKS = 60_000
 CAPACITY = 40_000
 """Blocks an engine holds: the last third of what is stored pushes the first out."""
 NUM_ENGINES = 4
+PROMPT_TOKENS = 8192
+NUM_PUBLISHED = 100_000
+CAPTURES = Path(__file__).parents[1] / "tests" / "kv" / "captures"
+RAW_BOUND, RELAYED_BOUND = 1.0, 1.5
+"""M blocks per CPU second."""
 
 
 def make_batches(num_per_event, seed):
@@ -185,17 +198,130 @@ def through_zmq(lives):
                 os.waitpid(pid, 0)
 
 
+def make_steps(seed):
+    """The same engine in steps: each a chunk of a prompt (128 blocks), and a block of each of 32 decoding sequences every
+    16 steps, so two a step; once full, as many blocks go as come, each in an event of its own."""
+    draw = random.Random(seed)
+    batches, held, number = [], [], 0
+    decoding = []
+    while number < NUM_BLOCKS:
+        events = []
+        for parent, size in ((None, 128), *((one, 1) for one in decoding[-32::16])):
+            handles = tuple(draw.getrandbits(64) for _ in range(size))
+            tokens = tuple(draw.randrange(150_000) for _ in range(size * BLOCK_SIZE))
+            events.append(BlockStored(handles, parent, tokens, BLOCK_SIZE, medium="GPU"))
+            decoding.append(handles[-1])
+            held += reversed(handles)
+            number += size
+        gone, held = held[: max(0, len(held) - CAPACITY)], held[max(0, len(held) - CAPACITY) :]
+        events += [BlockRemoved((one,), "GPU") for one in gone]
+        batches.append(EventBatch(0.0, tuple(events)))
+    return batches, number
+
+
+def as_the_rival(num_engines):
+    """Whole prompts of 8,192 tokens in one event each, nothing evicted, the first one by all engines; publishers in this
+    process, all its CPU counted until a prompt of each engine is found."""
+    draw = random.Random(3)
+    shared = [draw.randrange(50_000) for _ in range(PROMPT_TOKENS)]
+    size = PROMPT_TOKENS // BLOCK_SIZE
+    handles = [draw.getrandbits(63) for _ in range(size)]
+    prompts = [(at, shared, handles) for at in range(num_engines)]
+    while len(prompts) * size < NUM_PUBLISHED:
+        tokens = [draw.randrange(50_000) for _ in range(PROMPT_TOKENS)]
+        own = [draw.getrandbits(63) for _ in range(size)]
+        prompts.append((draw.randrange(num_engines), tokens, own))
+    pack = msgspec.msgpack.Encoder().encode
+    seqs, messages, lasts = [0] * num_engines, [], {}
+    for at, tokens, own in prompts:
+        event = ["BlockStored", own, None, tokens, BLOCK_SIZE, None, "GPU"]
+        messages.append((at, seqs[at].to_bytes(8, "big"), pack([time.time(), [event], 0])))
+        seqs[at] += 1
+        lasts[at] = tokens
+
+    async def take():
+        context = zmq.Context()
+        publishers, readers, fleet = [], [], make_fleet()
+        for at in range(num_engines):
+            publishers.append(context.socket(zmq.PUB))
+            publishers[-1].setsockopt(zmq.SNDHWM, 0)
+            port = publishers[-1].bind_to_random_port("tcp://127.0.0.1")
+            sink = _EventSink(fleet, Hashers("s"), info(at))
+            readers.append(
+                KvEventReader(f"tcp://127.0.0.1:{port}", None, "", sink, context=context)
+            )
+            readers[-1].start()
+        await asyncio.sleep(1.0)
+        hasher = Hashers("s").of(BLOCK_SIZE)
+        start_s = time.process_time()
+        for at, seq, payload in messages:
+            publishers[at].send_multipart([b"", seq, payload])
+        unseen = set(lasts)
+        while unseen:
+            await asyncio.sleep(0.01)
+            for at in tuple(unseen):
+                if fleet.index.match(hasher.prompt(lasts[at])).get(f"e{at}") == size:
+                    unseen.discard(at)
+        used_s = time.process_time() - start_s
+        for reader in readers:
+            reader.close()
+        for publisher in publishers:
+            publisher.close(linger=0)
+        context.term()
+        return len(prompts) * size / used_s, len(fleet.index) + (num_engines - 1) * size
+
+    return uvloop.run(take())
+
+
+def captured():
+    """Say how large events really are: blocks and events of captured batches."""
+    events, batches = Counter(), Counter()
+    for path in sorted(CAPTURES.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            batch = json.loads(line).get("batch")
+            if batch is not None:
+                batches[len(batch[1])] += 1
+                events.update(
+                    (event["type"], len(event.get("block_hashes", ()))) for event in batch[1]
+                )
+    print("captured from vLLM (blocks of 128 tokens):")
+    print("  events in a batch:", ", ".join(f"{n} × {size}" for size, n in sorted(batches.items())))
+    for kind in ("BlockStored", "BlockRemoved"):
+        sizes = sorted((size, n) for (name, size), n in events.items() if name == kind)
+        print(f"  blocks in a {kind}:", ", ".join(f"{n} × {size}" for size, n in sizes))
+
+
+def best_of(rounds, way, *args):
+    """The best of some runs, in M blocks per CPU second; none may lose anything."""
+    best, num_held = max(way(*args) for _ in range(rounds))
+    least = NUM_PUBLISHED if way is as_the_rival else NUM_ENGINES * CAPACITY
+    assert num_held >= least * 0.95, (way, num_held)
+    return best / 1e6
+
+
 def main():
-    sizes = [int(text) for text in sys.argv[1:]] or [1, 8, 64, 512]
-    print(f"{'blocks/event':>12}{'relayed':>12}{'raw':>12}{'zmq':>12}   M blocks per CPU second")
-    for size in sizes:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="*", default=[8, 64, 512])
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    captured()
+    rows = [
+        (f"as the rival is measured, {number} engines", best_of(options.rounds, as_the_rival, number), RAW_BOUND)
+        for number in (4, 64)
+    ]  # fmt: skip
+    lives = [make_steps(seed) for seed in range(NUM_ENGINES)]
+    rows += [
+        (f"steps, {way.__name__}", best_of(options.rounds, way, lives), RAW_BOUND)
+        for way in (raw, through_zmq)
+    ]
+    for size in options.sizes:
         lives = [make_batches(size, seed) for seed in range(NUM_ENGINES)]
-        row = f"{size:>12}"
-        for way in (relayed, raw, through_zmq):
-            best, blocks = max(way(lives) for _ in range(3))
-            assert blocks >= NUM_ENGINES * CAPACITY * 0.95, (way, blocks)
-            row += f"{best / 1e6:12.2f}"
-        print(row)
+        for way, bound in ((raw, RAW_BOUND), (through_zmq, RAW_BOUND), (relayed, RELAYED_BOUND)):
+            title = f"steady, {size} blocks an event, {way.__name__}"
+            rows.append((title, best_of(options.rounds, way, lives), bound))
+    print(f"\n{'M blocks per CPU second':44}{'found':>8}{'bound':>8}")
+    for title, found, bound in rows:
+        print(f"{title:44}{found:8.2f}{bound:>8}  {'holds' if found >= bound else 'MISSES'}")
 
 
 if __name__ == "__main__":
