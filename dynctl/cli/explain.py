@@ -198,7 +198,7 @@ def _show(decision: dict[str, Any]) -> None:
         f"{decision['shown_id']}: {leg.get(decision['leg'], decision['leg'])} on "
         f"{decision['engine']}, policy {decision['policy']}, {decision['outcome'] or 'running'}"
     )
-    emit(f"  prompt     {decision['prompt_tokens']} tokens{_guessed(decision)}")
+    emit(f"  prompt     {decision['prompt_tokens']} tokens{_counted(decision)}{_guessed(decision)}")
     emit(f"  cached     {_tokens(decision['overlap_tokens'])} expected, {_realised(decision)}")
     terms = decision["predicted"].items()
     parts = " + ".join(f"{name.removesuffix('_ms')} {_ms(value)}" for name, value in terms)
@@ -230,6 +230,16 @@ def _draw(decision: dict[str, Any]) -> None:
     heads = [name.upper() for name in names]
     table(["", "ENGINE", *heads], rows, right=heads)
     emit("")
+
+
+def _counted(decision: dict[str, Any]) -> str:
+    """How many the engine counted, where that differs: a guess from the text, or an engine with another tokenizer."""
+    counted = decision["counted_tokens"]
+    return (
+        f", {counted} by the engine's count"
+        if counted not in {0, decision["prompt_tokens"]}
+        else ""
+    )
 
 
 def _guessed(decision: dict[str, Any]) -> str:

@@ -39,7 +39,8 @@ TokenizerOption = Annotated[
     Path | None,
     typer.Option(
         "--tokenizer",
-        help="Directory with the model's tokenizer.json; without it text is routed by load only.",
+        help="Directory with the model's tokenizer.json; without it prompts are matched by their text, not by what "
+        "engines say they hold.",
     ),
 ]
 ModelOption = Annotated[

@@ -43,7 +43,9 @@ class Decision(msgspec.Struct, eq=False):
     outcome: str = ""
     """Empty while the request runs; then its end, or the fault of this attempt."""
     cached_tokens: int | None = None
-    """What the engine says it had cached."""
+    """What the engine says it had cached, …"""
+    counted_tokens: int = 0
+    """… of a prompt of so many tokens by its count; 0: it did not say."""
     ttft_ms: float | None = None
     """From sending to the first token."""
     waited_ms: float = 0.0
@@ -144,6 +146,7 @@ class Decision(msgspec.Struct, eq=False):
             "is_tokenized": self.is_tokenized,
             "overlap_tokens": self.overlap_tokens,
             "cached_tokens": self.cached_tokens,
+            "counted_tokens": self.counted_tokens,
             "predicted": {name: round(value, 3) for name, value in predicted.items()},
             "waited_ms": round(self.waited_ms, 3),
             "ttft_ms": self.ttft_ms,

@@ -42,6 +42,8 @@ class Evidence:
     num_reported: int = 0
     """Answers that said how much was cached."""
     num_ended: int = 0
+    num_text: int = 0
+    """Of those, the ones placed by their text, because the router has no tokenizer."""
     repeated_tokens: int = 0
     """Prompt tokens this engine must have had, because its published blocks say so."""
     reported_tokens: int = 0
@@ -65,8 +67,19 @@ def diagnose(e: Evidence) -> Finding | None:
     """Name the first broken precondition; None: nothing is wrong, or too little is known yet."""
     if e.num_ended < _MIN_CHECKED:
         return None
-    found = events_fault(e) or _identity(e) or _reports(e)
+    found = _tokens(e) or events_fault(e) or _identity(e) or _reports(e)
     return None if found is None else Finding(e.engine, *found)
+
+
+def _tokens(e: Evidence) -> tuple[str, str, str] | None:
+    """Whether prompts are asked for in tokens at all."""
+    if e.num_text < _MIN_CHECKED:
+        return None
+    return (
+        "no_tokenizer",
+        "the router has no tokenizer: prompts are matched by their text, not by what the engine says it holds",
+        "give the router the model's directory (--tokenizer, or tokenizer in the inventory)",
+    )
 
 
 def events_fault(e: Evidence) -> tuple[str, str, str] | None:

@@ -10,8 +10,9 @@ that leave one token to compute count; each block of a prompt is
     cold       never seen
 
 so that hit + routing is the bound at present contents, and + eviction the one of an unlimited cache. "Seen" is a
-prefix index of prompts with a budget of its own; answers count as seen while an engine holds them. Not here: who was
-chosen (`placement`). Pure.
+prefix index of prompts with a budget of its own; answers count as seen while an engine holds them. All are tokens as the
+engine counts them: where it counts otherwise than we do, so much of the prompt is taken for so much of its tokens.
+Not here: who was chosen (`placement`). Pure.
 """
 
 from collections.abc import Mapping
@@ -39,6 +40,10 @@ class Outlook(NamedTuple):
     """Tokens in the cache of the engine that had most of it."""
     predicted: int
     """Tokens in the cache of the engine taken."""
+    num_tokens: int
+    """Of the whole prompt, counted as its blocks are; the engine may count otherwise."""
+    is_text: bool = False
+    """Blocks of text stand for blocks of tokens."""
 
 
 class HitBook:
@@ -71,16 +76,18 @@ class HitBook:
 
         Returns the tokens that a cache without limit would have had.
         """
+        own_tokens = outlook.num_tokens
+        predicted = scaled(outlook.predicted, prompt_tokens, own_tokens)
         self.num_requests += 1
         self.prompt_tokens += prompt_tokens
-        self.predicted_tokens += outlook.predicted
+        self.predicted_tokens += predicted
         if reported is not None:
             self.num_reported += 1
             self.reported_tokens += reported
-        cacheable = outlook.num_cacheable * outlook.block_size
-        hit = min(outlook.predicted if reported is None else reported, cacheable)
-        held = max(outlook.held, hit)
-        seen = max(self._note(outlook), held)
+        cacheable = scaled(outlook.num_cacheable * outlook.block_size, prompt_tokens, own_tokens)
+        hit = min(predicted if reported is None else reported, cacheable)
+        held = max(scaled(outlook.held, prompt_tokens, own_tokens), hit)
+        seen = max(scaled(self._note(outlook), prompt_tokens, own_tokens), held)
         tokens = self.tokens
         tokens["hit"] += hit
         tokens["routing"] += held - hit
@@ -113,6 +120,11 @@ class HitBook:
     def to_json(self) -> dict[str, float | int | None]:
         """The sums and what they mean."""
         return with_ratios(self.sums())
+
+
+def scaled(tokens: int, counted: int, own: int) -> int:
+    """So many of a prompt's `own` tokens, in those of whoever `counted` it otherwise."""
+    return tokens if counted == own or not own else tokens * counted // own
 
 
 def with_ratios(sums: Mapping[str, int]) -> dict[str, float | int | None]:

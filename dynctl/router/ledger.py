@@ -6,7 +6,7 @@ Not here: what happens next (`handoff`), connections (`flight`). IO: none of its
 from dynctl.router.api.shapes import Usage
 from dynctl.router.decisions import Decision, DecisionRing
 from dynctl.router.handoff import Leg
-from dynctl.router.hits import HitBook, Outlook
+from dynctl.router.hits import HitBook, Outlook, scaled
 from dynctl.router.metrics import Metrics
 from dynctl.router.placement import Placed
 from dynctl.router.probes import Probes
@@ -127,8 +127,10 @@ class Ledger:
             self.usage = usage
         decision = self._decisions.get(leg)
         if decision is not None:
-            cached = usage.cached_tokens if usage is not None else None
-            hit = decision.overlap_tokens if cached is None else cached
+            hit = decision.overlap_tokens
+            if usage is not None and usage.cached_tokens is not None:
+                # Rates are learned by the tokens they are asked with, which are ours.
+                hit = scaled(usage.cached_tokens, decision.prompt_tokens, usage.prompt_tokens)
             self._computed[leg] = max(decision.prompt_tokens - hit, 1)
             if (found := decision.to_load) is not None and hit > found.device_tokens:
                 self._loaded[leg] = (found.medium, hit - found.device_tokens)
@@ -137,6 +139,7 @@ class Ledger:
             return
         if decision is not None and decision.leg != "decode":
             decision.cached_tokens = usage.cached_tokens
+            decision.counted_tokens = usage.prompt_tokens
         if self._cached_tokens is None:
             self._cached_tokens = usage.cached_tokens
 
@@ -176,14 +179,15 @@ class Ledger:
         self, prompt_tokens: int, workers: WorkerTable, hits: HitBook, probes: Probes
     ) -> None:
         """Count the tokens of a request that was served whole; `prompt_tokens` is our own count, for want of a better."""
-        metrics, usage = self._metrics, self.usage
+        metrics, usage, own_tokens = self._metrics, self.usage, prompt_tokens
         if usage is not None:
             prompt_tokens = usage.prompt_tokens or prompt_tokens
             metrics.output_tokens.add(by=usage.output_tokens)
             if decision := self._decisions.get(Leg.MAIN):
                 workers.lengths.learn(decision.route_key, usage.output_tokens)
         metrics.prompt_tokens.add(by=prompt_tokens)
-        metrics.predicted_hit_tokens.add(by=min(self.overlap_tokens, prompt_tokens))
+        overlap = scaled(self.overlap_tokens, prompt_tokens, own_tokens)
+        metrics.predicted_hit_tokens.add(by=min(overlap, prompt_tokens))
         if self._outlook is not None:
             possible = hits.completed(self._outlook, prompt_tokens, self._cached_tokens)
             metrics.possible_hit_tokens.add(by=possible)

@@ -132,7 +132,10 @@ class Overlaps:
         blocks = prompt.blocks(size)
         if blocks is None:
             return None
-        return Outlook(worker, blocks, prompt.num_cacheable(size), size, held, predicted)
+        num_blocks, num_tokens = prompt.num_cacheable(size), prompt.num_tokens
+        return Outlook(
+            worker, blocks, num_blocks, size, held, predicted, num_tokens, prompt.is_text
+        )
 
 
 def _add_credits(

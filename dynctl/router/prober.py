@@ -108,7 +108,7 @@ class Prober:
         tokenizer = desk.tokens.tokenizer
         ids = [] if tokenizer is None else tokenizer.encode(text, has_special=True)
         blocks = desk.hashers.of(size).prompt(ids)
-        outlook = Outlook(worker, blocks, cacheable, size, 0, 0)
+        outlook = Outlook(worker, blocks, cacheable, size, 0, 0, len(ids))
         desk.probes.ended(outlook, usages[0].cached_tokens, now_s)
         repeated = outlook._replace(held=cacheable * size, predicted=cacheable * size)
         desk.probes.ended(repeated, cached, now_s)

@@ -72,7 +72,9 @@ class Probes:
             evidence.num_reported += 1
             evidence.reported_tokens += reported_tokens
         evidence.repeated_tokens += outlook.predicted
-        if not blocks.num_blocks or now_s < self._next_s.get(worker.id, 0.0):
+        evidence.num_text += outlook.is_text
+        # The engine has no names for blocks of text.
+        if outlook.is_text or not blocks.num_blocks or now_s < self._next_s.get(worker.id, 0.0):
             return
         self._next_s[worker.id] = now_s + _EVERY_S
         self._waiting.append(_Check(now_s + _DELAY_S, worker, blocks))
@@ -130,6 +132,9 @@ class Probes:
 
     def _look(self, check: _Check, evidence: Evidence) -> None:
         blocks, engine = check.blocks, check.worker.id
+        if not self._index.num_stored(engine):
+            # Nothing of it came yet: that says nothing about names.
+            return
         evidence.num_checked += 1
         if self._index.is_published(engine, blocks.hash_at(1)):
             evidence.num_found += 1

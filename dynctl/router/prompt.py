@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 
 from dynctl.kv.hashing import BlockHasher, PromptBlocks
 
+TEXT_MARK = 2**32 - 1
+"""First of the numbers that stand for a text. No vocabulary has this token: text never equals tokens."""
+
 CHARS_PER_TOKEN = 4
 """Of English text under the usual vocabularies; only for prompts nobody tokenised."""
 
@@ -75,6 +78,12 @@ class Prompt:
     def is_known(self) -> bool:
         """Whether the tokens are known, so that the index can be asked."""
         return self._token_ids is not None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether numbers made of its text stand for its tokens."""
+        ids = self._token_ids
+        return ids is not None and len(ids) > 0 and ids[0] == TEXT_MARK
 
     def blocks(self, block_size: int) -> PromptBlocks | None:
         """The prompt in an engine's blocks; None where tokens or block size are not known."""

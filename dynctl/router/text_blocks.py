@@ -14,11 +14,8 @@ import msgspec
 from dynctl.kv.hashing import PromptBlocks
 from dynctl.router.api.requests import CHAT, ApiRequest
 from dynctl.router.prefix_index import PrefixIndex, Source
-from dynctl.router.prompt import Prompt
+from dynctl.router.prompt import TEXT_MARK, Prompt
 from dynctl.router.workers import Worker
-
-_MARK = 2**32 - 1
-"""No vocabulary has this token: text never equals tokens."""
 
 _BYTES_PER_ID = 4
 """About a token of English text, so that counts and blocks are of the usual size."""
@@ -43,7 +40,7 @@ def pseudo_ids(request: ApiRequest) -> "array[int] | None":
         if text is None:
             return None
         data = text.encode()
-    ids = array("I", (_MARK,))
+    ids = array("I", (TEXT_MARK,))
     ids.frombytes(data[: len(data) // _BYTES_PER_ID * _BYTES_PER_ID])
     return ids
 

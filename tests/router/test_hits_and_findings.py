@@ -29,7 +29,8 @@ def prompt_of(seed, num_tokens=321):
 
 def outlook(tokens, held=0, predicted=0):
     blocks = HASHERS.of(BLOCK).prompt(tokens)
-    return Outlook(None, blocks, (len(tokens) - 1) // BLOCK, BLOCK, held, predicted)
+    num_blocks = (len(tokens) - 1) // BLOCK
+    return Outlook(None, blocks, num_blocks, BLOCK, held, predicted, len(tokens))
 
 
 def test_the_loss_is_split_into_cold_eviction_and_routing():
@@ -55,6 +56,19 @@ def test_a_shared_start_counts_as_seen_and_the_rest_as_cold():
     assert book.tokens["eviction"] == 160
     assert book.tokens["cold"] == 320 + 160
     assert book.to_json()["requests_reported"] == 1
+
+
+def test_an_engine_that_counts_otherwise_is_told_of_in_its_own_tokens():
+    book = HitBook()
+    # We count 321 where the engine counts 642, as with text that stands for tokens.
+    book.completed(outlook(prompt_of(1)), 642, 0)
+    book.completed(outlook(prompt_of(1), held=320, predicted=160), 642, 352)
+
+    assert book.tokens == {"hit": 352, "routing": 288, "eviction": 0, "cold": 640}
+    assert book.predicted_tokens == 320
+    ratios = book.to_json()
+    assert ratios["bound_present_ratio"] == pytest.approx(640 / 1284, abs=1e-5)
+    assert ratios["bound_unlimited_ratio"] + ratios["lost_cold_ratio"] <= 1.0
 
 
 class Scene:
@@ -162,6 +176,22 @@ def test_a_healthy_engine_is_never_accused_also_when_nothing_repeats(repeats):
     scene = Scene("", repeats=repeats)
 
     assert scene.seconds_until_named() is None
+    assert scene.probes.findings() == ()
+
+
+def test_blocks_that_come_late_are_not_taken_for_blocks_of_other_names():
+    """As with a topic nobody subscribes to: what was asked for ten seconds comes all at once, by replay."""
+    scene, named = Scene("no_events"), set()
+    for step in range(50):
+        scene.serve(prompt_of(step % 5), step * 0.2)
+        named |= {finding.cause for finding in scene.probes.tick(step * 0.2)}
+    assert named == {"no_events"}
+
+    scene.is_silent, scene.held = False, set()
+    for seed in range(5):
+        scene.run(prompt_of(seed), 10.0)
+
+    assert scene.probes.tick(10.0) == []
     assert scene.probes.findings() == ()
 
 

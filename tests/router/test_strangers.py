@@ -1,5 +1,6 @@
 """Engines whose tokens are not ours: placed by text, and never told anything but what the client said."""
 
+import asyncio
 import dataclasses
 import json
 import random
@@ -101,5 +102,36 @@ def test_an_engine_nobody_tells_of_is_held_to_have_what_it_computed(run, short_d
             assert set(homes.values()) == {"e0", "e1", "e2"}
             limit = bench.desk.workers.get("e0").capacity_tokens // 16
             assert 0 < bench.desk.index.num_blocks("e0") <= limit
+
+    run(main)
+
+
+def test_without_a_tokenizer_figures_are_the_engines_own_and_only_that_is_named(run, short_dir):
+    """The engine's events name its blocks by tokens, which this router cannot ask for: no fault of the engine."""
+
+    async def main():
+        async with routed_sims(
+            Sim("e0", short_dir), tokenizer=None, parity=None, settings=STEADY
+        ) as bench:
+            desk = bench.desk
+            for number in range(4):
+                messages = [{"role": "user", "content": f"{number} " + "once upon a time " * 60}]
+                for _ in range(2):
+                    answer = await bench.client.chat(model="sim", messages=messages, max_tokens=4)
+                    assert answer.status == 200
+                    await asyncio.sleep(0.6)  # names would be looked up twice a second
+            await until(lambda: desk.index.num_stored("e0") > 0)
+            await until(lambda: desk.probes.findings() != ())
+            (found,) = desk.probes.findings()
+            assert found.cause == "no_tokenizer"
+            newest = json.loads(desk.ring.to_json(1))[0]
+            assert newest["prompt_tokens"] != newest["counted_tokens"]
+            hits = desk.hits.to_json()
+            assert hits["prompt_tokens"] == 8 * newest["counted_tokens"]
+            # Half of them were asked before; a block more or less is what blocks of text are worth.
+            assert abs(hits["predicted_tokens"] - hits["reported_tokens"]) <= 4 * 32
+            parts = ("hit", "routing", "eviction", "cold")
+            assert sum(hits[f"{part}_tokens"] for part in parts) <= hits["prompt_tokens"]
+            assert desk.metrics.predicted_hit_tokens.value() == hits["predicted_tokens"]
 
     run(main)

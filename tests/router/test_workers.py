@@ -210,7 +210,7 @@ def test_hits_of_all_processes_are_added_and_findings_are_told_once():
     books = [HitBook(), HitBook(), HitBook()]
     for number, book in enumerate(books[:2]):
         blocks = Hashers("s").of(16).prompt(range(number * 1000, number * 1000 + 161))
-        book.completed(Outlook(None, blocks, 10, 16, 160, 160), 161, 80 * number)
+        book.completed(Outlook(None, blocks, 10, 16, 160, 160, 161), 161, 80 * number)
         book.probed(64, 64 * number)
     texts = [json.dumps(book.to_json()).encode() for book in books]
     total = json.loads(add_answers("/hits", b"", (200, texts[0]), texts[1:])[1])
