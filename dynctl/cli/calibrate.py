@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from dynctl.cli.estimate import EngineName, KvDtype, find_gpu, kv_bytes
+from dynctl.cli.kept import CALIBRATION_PATH, read_calibration
 from dynctl.cli.output import emit, say
 from dynctl.core.units import format_number
 from dynctl.errors import DynctlError, ExitCode
@@ -66,7 +67,7 @@ def command(
     from dynctl.core.plan import Parallelism, Role
     from dynctl.core.workload import Workload
     from dynctl.files import write_atomic
-    from dynctl.planner.calibration import OWN_PATH, own_text, shipped
+    from dynctl.planner.calibration import own_text
     from dynctl.planner.checkpoint import open_model
 
     if not results and kv_capacity is None:
@@ -81,17 +82,18 @@ def command(
         Workload(),
         engine=engine.value,
         utilization=utilization,
+        calibration=read_calibration(),
     )
-    found = shipped()
+    found = query.calibration
     if results:
         found = _timed(found, query, [_run(path, replicas) for path in results])
     if kv_capacity is not None:
         found = _weighed(found, query, kv_capacity)
     if dry_run:
         return
-    OWN_PATH.parent.mkdir(exist_ok=True)
-    write_atomic(OWN_PATH, own_text(found).encode(), 0o644)
-    say(f"kept as {OWN_PATH}; next: dynctl plan")
+    CALIBRATION_PATH.parent.mkdir(exist_ok=True)
+    write_atomic(CALIBRATION_PATH, own_text(found).encode(), 0o644)
+    say(f"kept as {CALIBRATION_PATH}; next: dynctl plan")
 
 
 def _timed(known: Calibration, query: Query, runs: list[Run]) -> Calibration:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from dynctl.cli.kept import read_calibration
 from dynctl.cli.options import Output, OutputOption
 from dynctl.cli.output import emit, emit_json, table
 from dynctl.core.model import Model
@@ -143,6 +144,7 @@ def command(  # noqa: PLR0917 - an option each
         utilization=utilization,
         link=link,
         slo=Slo(ttft, itl),
+        calibration=read_calibration(),
     )
     _print(query, price_engine(query), output)
 

@@ -1,11 +1,18 @@
-"""What is kept beside an inventory: the plan, and what was measured of links. IO: files."""
+"""What is kept: the plan and what was measured of links beside an inventory, calibrations where we stand. IO: files."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dynctl.core.inventory import Inventory
 from dynctl.core.links import LinkBook
 from dynctl.core.plan import Plan
-from dynctl.errors import InventoryError
+from dynctl.errors import DynctlError, InventoryError
+
+if TYPE_CHECKING:
+    from dynctl.planner.calibration import Calibration
+
+CALIBRATION_PATH = Path(".dynctl") / "calibration.json"
+"""What `dynctl calibrate` found; it holds for engines and GPUs, whatever cluster they are in."""
 
 
 def plan_path(inventory: Inventory) -> Path:
@@ -60,3 +67,22 @@ def read_book(inventory: Inventory) -> LinkBook:
 
     path = book_path(inventory)
     return store.load(path, LinkBook) if path.exists() else LinkBook()
+
+
+def read_calibration() -> "Calibration":
+    """The shipped calibration with what `dynctl calibrate` has kept put over it.
+
+    Raises:
+        DynctlError: when what is kept cannot be read, or is damaged.
+    """
+    from dynctl.planner.calibration import shipped, with_own
+
+    try:
+        text = CALIBRATION_PATH.read_text("utf-8")
+    except FileNotFoundError:
+        return shipped()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DynctlError(
+            f"{CALIBRATION_PATH}: {error}", "calibrate again, or remove it"
+        ) from error
+    return with_own(shipped(), text, str(CALIBRATION_PATH))

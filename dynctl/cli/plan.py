@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dynctl.cli.kept import plan_path, read_book
+from dynctl.cli.kept import plan_path, read_book, read_calibration
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local
 from dynctl.cli.output import emit, emit_json, say, table, wait_for
 from dynctl.cli.second_opinion import Predictor, find_python
@@ -180,7 +180,9 @@ def _make(case: "Case", traces: "dict[str, Traced]", *, advanced: bool) -> _Made
     from dynctl.planner.trace import with_model_len
 
     trails: dict[str, Trail] = {}
-    plan = make_plan(case.topology, case.inventory, case.models, trails, advanced=advanced)
+    plan = make_plan(
+        case.topology, case.inventory, case.models, trails, case.calibration, advanced=advanced
+    )
     traces = look_again(plan, traces)
     if traces:
         deployments = tuple(
@@ -228,15 +230,16 @@ async def _survey(wanted: Inventory, captures: list[str]) -> "Case":
     from dynctl.planner.whatif import Case
     from dynctl.remote.fleet import open_fleet
 
+    calibration = read_calibration()
     if captures:
         from dynctl.discovery.offline import read_files, survey_files
 
         found = await survey_files(wanted, read_files(captures))
-        return Case(found.topology, found.inventory, found.models, found.configs)
+        return Case(found.topology, found.inventory, found.models, found.configs, calibration)
     async with open_fleet(wanted.hosts, wanted.ssh, ask_about_keys) as fleet:
         found = await survey(wanted, fleet)
         topology = found.topology.with_links(read_book(wanted))
-        return Case(topology, found.inventory, found.models, found.configs)
+        return Case(topology, found.inventory, found.models, found.configs, calibration)
 
 
 def _write(path: Path, plan: Plan) -> bool:
@@ -292,7 +295,9 @@ def _print(made: _Made, extra: _Extra, output: PlanOutput) -> DynctlError | None
         from dynctl.planner.why import tell
 
         facts = {name: traced.facts for name, traced in made.traces.items()}
-        stories = tell(plan, case.topology, case.inventory, case.models, made.trails, facts)
+        stories = tell(
+            plan, case.topology, case.inventory, case.models, made.trails, facts, case.calibration
+        )
     if output is PlanOutput.JSON:
         document: dict[str, Any] = {"schema": "dynctl.plan/1", **asdict(plan)}
         if stories:

@@ -135,7 +135,9 @@ def simulate_plan(
     for planned in plan.deployments:
         wish = wishes[planned.name]
         try:
-            made = virtual_deployment(planned, wish, case.models.get(planned.name), case.topology)
+            made = virtual_deployment(
+                planned, wish, case.models.get(planned.name), case.topology, case.calibration
+            )
         except PlanError as error:
             failed.append(error)
             continue

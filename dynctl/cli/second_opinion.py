@@ -59,7 +59,7 @@ def ask(plan: Plan, case: "Case", python: Path, limit_s: float) -> "list[Opinion
     """
     from dynctl.planner.opinion import compare, questions
 
-    asked = questions(plan, case.topology, case.inventory, case.models)
+    asked = questions(plan, case.topology, case.inventory, case.models, case.calibration)
     if not asked.questions:
         return compare(asked, Predictor.AICONFIGURATOR.value, {})
     with tempfile.TemporaryDirectory(prefix="dynctl-opinion-") as directory:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dynctl.cli.kept import plan_path, plan_text, read_book
+from dynctl.cli.kept import plan_path, plan_text, read_book, read_calibration
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, Yes
 from dynctl.cli.output import Stage, confirm, emit, progress, say, unasked, wait_for
 from dynctl.cli.session import ask_about_keys, load
@@ -20,6 +20,7 @@ from dynctl.errors import DeployError, ExitCode, UsageError
 if TYPE_CHECKING:
     from dynctl.deploy.up import Comparison
     from dynctl.discovery.survey import Survey
+    from dynctl.planner.calibration import Calibration
 
 
 def command(
@@ -70,10 +71,11 @@ async def _up(
     from dynctl.discovery.survey import survey
     from dynctl.remote.fleet import open_fleet
 
+    calibration = read_calibration()
     async with open_fleet(wanted.hosts, wanted.ssh, ask_about_keys) as fleet:
         found = await survey(wanted, fleet)
         found = replace(found, topology=found.topology.with_links(read_book(wanted)))
-        plan = _read_or_make(path, found, must_exist=must_exist)
+        plan = _read_or_make(path, found, calibration, must_exist=must_exist)
         _tell_failures(found.topology, plan)
         comparison = await up.compare(wanted, plan, found.topology, fleet, progress)
         if not comparison.steps:
@@ -131,7 +133,9 @@ def _has_tls(wanted: Inventory, name: str) -> bool:
     return any(wish.router.tls_cert is not None for wish in wanted.deployments if wish.name == name)
 
 
-def _read_or_make(path: Path, found: "Survey", *, must_exist: bool) -> Plan:
+def _read_or_make(
+    path: Path, found: "Survey", calibration: "Calibration", *, must_exist: bool
+) -> Plan:
     from dynctl.files import write_atomic
     from dynctl.planner.check import refuse_simulated
     from dynctl.planner.faults import PlanFaultsError
@@ -144,14 +148,14 @@ def _read_or_make(path: Path, found: "Survey", *, must_exist: bool) -> Plan:
                 f"{path} does not exist", "dynctl plan writes it", code=ExitCode.USAGE
             )
         _refuse_failures(found.topology)
-        plan = found.plan()
+        plan = found.plan(calibration)
         refuse_simulated(plan, found.topology)
         write_atomic(path, to_yaml(plan).encode(), 0o644)
         say(f"wrote {path}")
         return plan
     written = from_yaml(text, str(path))
     try:
-        plan = found.check(written)
+        plan = found.check(written, calibration)
     except PlanFaultsError as error:
         raise located(error, text, str(path)) from error
     if plan.digest != written.digest:

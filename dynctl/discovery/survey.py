@@ -11,6 +11,7 @@ from dynctl.core.plan import Plan
 from dynctl.discovery.discover import Fan, discover
 from dynctl.discovery.models import read_models
 from dynctl.errors import DynctlError, ExitCode
+from dynctl.planner.calibration import Calibration
 from dynctl.planner.check import check_plan
 from dynctl.planner.search import make_plan
 
@@ -25,14 +26,14 @@ class Survey:
     configs: Mapping[str, bytes] = field(default_factory=dict)
     """The models' config.json by deployment, as they are."""
 
-    def plan(self) -> Plan:
+    def plan(self, calibration: Calibration | None = None) -> Plan:
         """Make a plan; see `make_plan`."""
-        return make_plan(self.topology, self.inventory, self.models)
+        return make_plan(self.topology, self.inventory, self.models, calibration=calibration)
 
-    def check(self, plan: Plan) -> Plan:
+    def check(self, plan: Plan, calibration: Calibration | None = None) -> Plan:
         """Check a plan that was made before and estimate it anew; see `check_plan`."""
         policies = registry.names("dynctl.router.policies")
-        return check_plan(plan, self.topology, self.inventory, self.models, policies)
+        return check_plan(plan, self.topology, self.inventory, self.models, policies, calibration)
 
 
 async def survey(

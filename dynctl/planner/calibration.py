@@ -2,9 +2,9 @@
 
 A set is found by multiplying factors: the base, then the engine's, the engine's on this generation of GPU, what the model
 adds there if it was among the fitted points, what its format of weights adds, and what `dynctl calibrate` found on this
-very GPU. Constants come from one data file beside this module, and from what that command kept.
-Not here: what the constants mean for time (`roofline`), fitting (`fitting`).
-Pure: but for that file, `.dynctl/calibration.json` below the working directory, which is read once.
+very GPU. Constants come from one data file of the package; what that command kept is handed in.
+Not here: what the constants mean for time (`roofline`), fitting (`fitting`), files of the operator.
+Pure: the package's data are read once.
 """
 
 import itertools
@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
-from pathlib import Path
 
 from dynctl.core.model import Model
 from dynctl.core.text import clean
@@ -88,8 +87,6 @@ TOGETHER: Mapping[str, tuple[str, ...]] = {
     "weights": ("eta_weights", "eta_experts", "eta_experts4"),
 }  # fmt: skip
 """Which constants move together: end-to-end figures of one model cannot tell them apart."""
-OWN_PATH = Path(".dynctl") / "calibration.json"
-"""Where `dynctl calibrate` keeps what it found, beside the clusters' own directories."""
 WIDTHS: Mapping[str, float] = {"bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
 """Bytes of one weight in the formats that GPUs multiply in: of these a wider one is never faster."""
 REGIMES = ("fitted", "unfitted", "foreign")
@@ -246,18 +243,14 @@ def read_calibration(text: str) -> Calibration:
 
 @cache
 def shipped() -> Calibration:
-    """The calibration that comes with dynctl, with what `dynctl calibrate` has kept in `.dynctl/` put over it."""
-    text = resources.files("dynctl.planner").joinpath("constants.json").read_text("utf-8")
-    found = read_calibration(text)
-    try:
-        own = OWN_PATH.read_text("utf-8")
-    except FileNotFoundError:
-        return found
-    return with_own(found, own)
+    """The calibration that comes with dynctl."""
+    return read_calibration(
+        resources.files(__package__).joinpath("constants.json").read_text("utf-8")
+    )
 
 
-def with_own(found: Calibration, text: str) -> Calibration:
-    """Put kept factors over the shipped ones.
+def with_own(found: Calibration, text: str, where: str) -> Calibration:
+    """Put what `dynctl calibrate` has kept, read from `where`, over the shipped calibration.
 
     Raises:
         PlanError: when the text is not what `own_text` writes.
@@ -278,13 +271,13 @@ def with_own(found: Calibration, text: str) -> Calibration:
         are_usable &= all(abs(e.extra_bytes) < e.total_bytes for e in beside.values())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PlanError(
-            f"{OWN_PATH} is damaged or from another version: {clean(str(error), 120)}",
-            f"calibrate again, or remove it: rm {OWN_PATH}",
+            f"{where} is damaged or from another version: {clean(str(error), 120)}",
+            f"calibrate again, or remove it: rm {where}",
         ) from error
     if not are_usable:
         raise PlanError(
-            f"{OWN_PATH} holds a factor out of range",
-            f"calibrate again, or remove it: rm {OWN_PATH}",
+            f"{where} holds a factor out of range",
+            f"calibrate again, or remove it: rm {where}",
         )
     return replace(
         found,

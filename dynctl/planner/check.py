@@ -12,11 +12,12 @@ from dynctl.core.inventory import DeploymentWish, Inventory
 from dynctl.core.model import Model
 from dynctl.core.plan import Plan, PlannedDeployment, Role, Sourced
 from dynctl.errors import PlanError
+from dynctl.planner.calibration import Calibration, shipped
 from dynctl.planner.digest import digest_of, with_digest
-from dynctl.planner.faults import Ground, PlanFaultsError, faults_of, groups_of, sheet_of
+from dynctl.planner.faults import Ground, PlanFaultsError, faults_of, sheet_of
 from dynctl.planner.forecast import price
 from dynctl.planner.limits import block_size, max_num_seqs, simulated_batched_tokens
-from dynctl.planner.placement import Group, natural
+from dynctl.planner.placement import Group, natural, replica_groups
 from dynctl.planner.transfer import Fabric
 from dynctl.planner.verdict import judge
 
@@ -29,8 +30,11 @@ def check_plan(
     inventory: Inventory,
     models: Mapping[str, Model | None],
     policies: Sequence[str] | None = None,
+    calibration: Calibration | None = None,
 ) -> Plan:
     """Check a plan against the cluster and estimate it anew; a plan nobody touched comes back with the same bytes.
+
+    `calibration` None: the shipped one.
 
     Raises:
         PlanFaultsError: with everything that does not fit.
@@ -44,6 +48,7 @@ def check_plan(
         Fabric.of(topology),
         plan.digest != digest_of(plan),
         policies,
+        calibration or shipped(),
     )
     refuse_simulated(plan, topology)
     if faults := tuple(dict.fromkeys(faults_of(ground))):
@@ -89,9 +94,9 @@ def _priced(ground: Ground, planned: PlannedDeployment) -> PlannedDeployment:
     )
     groups: dict[Role, list[Group]] = {}
     for pool in pools:
-        if taken := groups_of(ground, pool):
-            groups.setdefault(pool.role, []).extend(taken)
-    figures, reasons = price(wish, model, pools, groups, ground.fabric)
+        if taken := replica_groups(pool, ground.hosts):
+            groups.setdefault(pool.role, []).extend(taken.values())
+    figures, reasons = price(wish, model, pools, groups, ground.fabric, ground.calibration)
     stale = (*PRICED, *CHOSEN) if ground.is_edited else PRICED
     texts = [r for r in planned.reasons if r.startswith(PRICED) or not r.startswith(stale)]
     kept = [r for r in texts if not r.startswith(PRICED)]

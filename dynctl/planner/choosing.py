@@ -132,7 +132,7 @@ def tuned(pricer: Pricer, model: Model, option: Option) -> tuple[Option, float]:
         least = _worth(pricer.wish, top)
         if tokens == option.max_num_batched_tokens or math.isinf(least):
             continue
-        other = with_batch(pricer.wish, model, option, tokens)
+        other = with_batch(pricer.wish, model, option, tokens, pricer.calibration)
         if other is not None and pricer.meets(pricer.alone(other, 1), least):
             rate = pricer.max_rate_rps(pricer.alone(other, 1))
             if rate > top:

@@ -18,11 +18,12 @@ from dynctl.core.text import is_name
 from dynctl.core.units import format_bytes
 from dynctl.errors import PlanError, UsageError
 from dynctl.inventory.problems import shown, suggest
+from dynctl.planner.calibration import Calibration
 from dynctl.planner.engines import Need, cpu_room, need_of
 from dynctl.planner.limits import room_of
 from dynctl.planner.memory import legal_tp, sheet
 from dynctl.planner.options import needed_tokens
-from dynctl.planner.placement import Group, kind_of, natural, port_space
+from dynctl.planner.placement import kind_of, natural, port_space, replica_groups
 from dynctl.planner.transfer import Fabric
 from dynctl.router.config import split_listen
 
@@ -71,6 +72,7 @@ class Ground:
     """Its digest is not that of its content."""
     policies: Sequence[str] | None
     """How routers can choose; None: not known here."""
+    calibration: Calibration
 
 
 def faults_of(ground: Ground) -> Iterator[Fault]:
@@ -334,21 +336,11 @@ def sheet_of(
         return cpu_room(wish, model, hosts) if hosts else None
     if need is not Need.GPUS:
         return None
-    kinds = [kind_of(gpu) for group in groups_of(ground, pool) for gpu in group.gpus]
+    groups = replica_groups(pool, ground.hosts).values()
+    kinds = [kind_of(gpu) for group in groups for gpu in group.gpus]
     if not kinds:
         return None
     smallest = min(kinds, key=lambda kind: (kind.memory_bytes, kind.name))
     batched = pool.max_num_batched_tokens
     tokens = None if batched is None else int(batched.value)
-    return sheet(model, pool.parallelism, room_of(wish, smallest, tokens))
-
-
-def groups_of(ground: Ground, pool: Pool) -> list[Group]:
-    """The GPUs of each of the pool's replicas."""
-    found = []
-    for replica in pool.replicas:
-        host = ground.hosts.get(replica.host_name)
-        if host is not None and replica.gpus:
-            where = {gpu.uuid: i for i, gpu in enumerate(host.gpus)}
-            found.append(Group(host, tuple(where[g.uuid] for g in replica.gpus if g.uuid in where)))
-    return found
+    return sheet(model, pool.parallelism, room_of(wish, smallest, ground.calibration, tokens))

@@ -13,6 +13,7 @@ from dynctl.core.model import Model
 from dynctl.core.plan import Estimate, Figure, Pool, Role
 from dynctl.core.units import format_number, format_seconds
 from dynctl.core.workload import Slo, Workload
+from dynctl.planner.calibration import Calibration
 from dynctl.planner.estimate import (
     DeclaredPace,
     Layout,
@@ -60,6 +61,7 @@ def price(
     pools: Sequence[Pool],
     groups: Mapping[Role, Sequence[Group]],
     fabric: Fabric,
+    calibration: Calibration,
 ) -> tuple[Estimate | None, list[str]]:
     """Estimate a placed deployment; None with the reason when nothing can be said."""
     if wish.engine.kind == "sim":
@@ -69,7 +71,7 @@ def price(
     classes = []
     for role, taken in groups.items():
         for pool, mine in _by_pool(role, pools, taken):
-            pace = pace_on(model, kind_of(mine[0].gpus[0]), pool.parallelism, mine)
+            pace = pace_on(model, kind_of(mine[0].gpus[0]), pool.parallelism, mine, calibration)
             if pace is None:
                 return None, [f"not estimated: no figures for {mine[0].gpus[0].name}"]
             bound = max_sequences(wish, pool.memory)

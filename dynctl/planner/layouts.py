@@ -14,6 +14,7 @@ from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
 from dynctl.core.plan import Figure, Role
 from dynctl.core.workload import Slo
+from dynctl.planner.calibration import Calibration
 from dynctl.planner.estimate import (
     LEAST_RPS,
     Layout,
@@ -97,6 +98,7 @@ class Pricer:
     fabric: Fabric
     left: int
     """How many more layouts may be priced."""
+    calibration: Calibration
 
     _borne: dict[tuple[str, int, int, float], float] = field(default_factory=dict)
 

@@ -9,7 +9,7 @@ from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
 from dynctl.core.plan import ENGINE_DEFAULT, MemorySheet, Role, Sourced
 from dynctl.core.units import GIB
-from dynctl.planner.calibration import shipped
+from dynctl.planner.calibration import Calibration
 from dynctl.planner.memory import BLOCK_TOKENS, MAX_BATCHED_TOKENS, MAX_NUM_SEQS, Room
 from dynctl.planner.placement import GpuKind
 from dynctl.sim.options import SimOptions
@@ -125,7 +125,9 @@ def batched_tokens(wish: DeploymentWish, kind: GpuKind, tokens: int, role: Role)
     return Sourced(tokens, "modelled: what the memory allows and the rate needs")
 
 
-def room_of(wish: DeploymentWish, kind: GpuKind, batched: int | None = None) -> Room:
+def room_of(
+    wish: DeploymentWish, kind: GpuKind, calibration: Calibration, batched: int | None = None
+) -> Room:
     """The memory an engine of this deployment may use per GPU; `batched` tokens a step, None: the default."""
     tokens = batched_choices(wish, kind)[0] if batched is None else batched
     memory_bytes = kind.memory_bytes
@@ -134,7 +136,7 @@ def room_of(wish: DeploymentWish, kind: GpuKind, batched: int | None = None) -> 
         memory_share(wish).value,
         int(max_num_seqs(wish).value),
         max_num_batched_tokens=tokens,
-        beside=shipped().beside_of(wish.engine.kind, memory_bytes),
+        beside=calibration.beside_of(wish.engine.kind, memory_bytes),
     )
 
 

@@ -14,11 +14,12 @@ from dynctl.core.hardware import Topology
 from dynctl.core.inventory import DeploymentWish, Inventory
 from dynctl.core.model import Model
 from dynctl.core.plan import Figure, Plan, PlannedDeployment, Pool, Role
+from dynctl.planner.calibration import Calibration, shipped
 from dynctl.planner.closed_loop import Loop, Pair, Pass, run_loop, run_pair
 from dynctl.planner.drawing import parallelism_text
 from dynctl.planner.estimate import Layout, Side, figure, serve
 from dynctl.planner.options import max_sequences, pace_on
-from dynctl.planner.placement import Group, kind_of
+from dynctl.planner.placement import Group, kind_of, replica_groups
 from dynctl.planner.roofline import Engine
 from dynctl.planner.transfer import Fabric
 
@@ -86,13 +87,17 @@ class Asked:
 
 
 def questions(
-    plan: Plan, topology: Topology, inventory: Inventory, models: Mapping[str, Model | None]
+    plan: Plan,
+    topology: Topology,
+    inventory: Inventory,
+    models: Mapping[str, Model | None],
+    calibration: Calibration | None = None,
 ) -> Asked:
-    """What to ask about every deployment."""
+    """What to ask about every deployment; our own figures by a calibration, None: the shipped one."""
     asked = Asked()
     wishes = {wish.name: wish for wish in inventory.deployments}
     for planned in plan.deployments:
-        found = _engines(planned, topology, models.get(planned.name))
+        found = _engines(planned, topology, models.get(planned.name), calibration or shipped())
         if why := _why_not(found):
             asked.left_out.append(Opinion(planned.name, planned.verdict, 0, "", error=why))
         elif planned.pools[0].role is Role.AGGREGATED:
@@ -154,20 +159,17 @@ class _Engines:
         return f"{len(self.groups)} × {sizes} on {self.pace.spec.name}"
 
 
-def _engines(planned: PlannedDeployment, topology: Topology, model: Model | None) -> list[_Engines]:
+def _engines(
+    planned: PlannedDeployment, topology: Topology, model: Model | None, calibration: Calibration
+) -> list[_Engines]:
     """The pools' engines; none where one is not known."""
     hosts = {host.name: host for host in topology.hosts}
     found = []
     for pool in planned.pools:
-        groups = tuple(
-            Group(host, tuple(i for i, gpu in enumerate(host.gpus) if gpu.uuid in uuids))
-            for replica in pool.replicas
-            if (host := hosts.get(replica.host_name)) is not None
-            and (uuids := {gpu.uuid for gpu in replica.gpus})
-        )
+        groups = tuple(replica_groups(pool, hosts).values())
         if model is None or not groups:
             return []
-        pace = pace_on(model, kind_of(groups[0].gpus[0]), pool.parallelism, groups)
+        pace = pace_on(model, kind_of(groups[0].gpus[0]), pool.parallelism, groups, calibration)
         if not isinstance(pace, Engine):
             return []
         found.append(_Engines(pool, pace, groups))

@@ -16,6 +16,7 @@ from dynctl.core.model import Model
 from dynctl.core.plan import MemorySheet, Parallelism
 from dynctl.core.units import GIB, format_bytes
 from dynctl.errors import PlanError
+from dynctl.planner.calibration import Calibration
 from dynctl.planner.drawing import parallelism_text
 from dynctl.planner.estimate import Pace, Side
 from dynctl.planner.grouping import link_rank, near_of, num_nvlinks, tp_groups
@@ -122,21 +123,30 @@ def check_wishes(wish: DeploymentWish) -> None:
 
 
 def pace_on(
-    model: Model, kind: GpuKind, parallelism: Parallelism, groups: Sequence[Group]
+    model: Model,
+    kind: GpuKind,
+    parallelism: Parallelism,
+    groups: Sequence[Group],
+    calibration: Calibration,
 ) -> Pace | None:
     """How fast an engine is on the worst of some groups; None where the GPU's peaks are unknown."""
     worst = min((worst_tp_link(g, parallelism.tp) for g in groups), key=link_rank, default=None)
-    return pace_at(model, kind, parallelism, worst)
+    return pace_at(model, kind, parallelism, worst, calibration)
 
 
 def pace_at(
-    model: Model, kind: GpuKind, parallelism: Parallelism, label: str | None
+    model: Model,
+    kind: GpuKind,
+    parallelism: Parallelism,
+    label: str | None,
+    calibration: Calibration,
 ) -> Pace | None:
     """How fast an engine is whose tensor-parallel ranks are linked so; None where the GPU's peaks are unknown."""
     spec = find_spec(kind.name)
     if spec is None:
         return None
-    return Engine(model, spec, parallelism, group_link(spec, num_nvlinks(label), label))
+    link = group_link(spec, num_nvlinks(label), label)
+    return Engine(model, spec, parallelism, link, calibration=calibration)
 
 
 def worst_tp_link(group: Group, tp: int) -> str | None:
@@ -184,6 +194,7 @@ def options_for(
     model: Model,
     allocation: Allocation,
     hosts: Sequence[Host],
+    calibration: Calibration,
     *,
     advanced: bool = False,
 ) -> tuple[list[Option], list[Misfit]]:
@@ -200,7 +211,9 @@ def options_for(
         found = [
             option
             for tp in TP_SIZES
-            for option in _of_size(wish, model, allocation, hosts, kind, Parallelism(tp), misfits)
+            for option in _of_size(
+                wish, model, allocation, hosts, kind, Parallelism(tp), calibration, misfits
+            )
         ]
         if not found or advanced:
             found += [
@@ -209,7 +222,7 @@ def options_for(
                 for tp in TP_SIZES
                 if model.num_layers >= pp
                 for option in _of_size(
-                    wish, model, allocation, hosts, kind, Parallelism(tp, pp), misfits
+                    wish, model, allocation, hosts, kind, Parallelism(tp, pp), calibration, misfits
                 )
             ]
         options += found
@@ -229,6 +242,7 @@ def _of_size(
     hosts: Sequence[Host],
     kind: GpuKind,
     parallelism: Parallelism,
+    calibration: Calibration,
     misfits: list[Misfit],
 ) -> list[Option]:
     """The options of one size: one per class of links, each with all groups linked at least so well."""
@@ -237,9 +251,9 @@ def _of_size(
     groups = groups_of(allocation, hosts, kind, parallelism)
     if not groups:
         return []
-    fitting = fitting_batch(wish, model, kind, parallelism)
+    fitting = fitting_batch(wish, model, kind, parallelism, calibration)
     if fitting is None:
-        misfits.append(misfit(wish, model, kind, parallelism))
+        misfits.append(misfit(wish, model, kind, parallelism, calibration))
         return []
     tokens, found = fitting
     labels = [worst_tp_link(group, parallelism.tp) for group in groups]
@@ -257,7 +271,7 @@ def _of_size(
                 if link_rank(own) >= link_rank(label)
             ),
             found,
-            pace_at(model, kind, parallelism, label),
+            pace_at(model, kind, parallelism, label, calibration),
             tokens,
         )
         for label in classes
@@ -265,19 +279,25 @@ def _of_size(
 
 
 def fitting_batch(
-    wish: DeploymentWish, model: Model, kind: GpuKind, parallelism: Parallelism
+    wish: DeploymentWish,
+    model: Model,
+    kind: GpuKind,
+    parallelism: Parallelism,
+    calibration: Calibration,
 ) -> tuple[int, MemorySheet] | None:
     """The first choice of a step's tokens whose activations leave room for a request, with its memory; None: none does."""
     for tokens in batched_choices(wish, kind):
-        found = sheet(model, parallelism, room_of(wish, kind, tokens))
+        found = sheet(model, parallelism, room_of(wish, kind, calibration, tokens))
         if found.kv_capacity_tokens >= needed_tokens(wish):
             return tokens, found
     return None
 
 
-def with_batch(wish: DeploymentWish, model: Model, option: Option, tokens: int) -> Option | None:
+def with_batch(
+    wish: DeploymentWish, model: Model, option: Option, tokens: int, calibration: Calibration
+) -> Option | None:
     """The option with another bound on a step's tokens; None when a request would not fit beside its activations."""
-    room = room_of(wish, option.kind, tokens)
+    room = room_of(wish, option.kind, calibration, tokens)
     found = sheet(model, option.parallelism, room)
     if found.kv_capacity_tokens < needed_tokens(wish):
         return None
@@ -285,20 +305,26 @@ def with_batch(wish: DeploymentWish, model: Model, option: Option, tokens: int) 
 
 
 def option_of(
-    wish: DeploymentWish, model: Model, parallelism: Parallelism, groups: Sequence[Group]
+    wish: DeploymentWish,
+    model: Model,
+    parallelism: Parallelism,
+    groups: Sequence[Group],
+    calibration: Calibration,
 ) -> Option:
     """What engines on given groups are, at worst: the smallest memory, the slowest link."""
     kind = min((kind_of(g.gpus[0]) for g in groups), key=lambda k: (k.memory_bytes, k.name))
     link = min((worst_tp_link(g, parallelism.tp) for g in groups), key=link_rank)
-    tokens, memory = fitting_batch(wish, model, kind, parallelism) or (
+    tokens, memory = fitting_batch(wish, model, kind, parallelism, calibration) or (
         batched_choices(wish, kind)[0],
-        sheet(model, parallelism, room_of(wish, kind)),
+        sheet(model, parallelism, room_of(wish, kind, calibration)),
     )
-    pace = pace_at(model, kind, parallelism, link)
+    pace = pace_at(model, kind, parallelism, link, calibration)
     return Option(kind, parallelism, link, tuple(groups), memory, pace, tokens)
 
 
-def for_decoding(wish: DeploymentWish, model: Model, option: Option) -> Option:
+def for_decoding(
+    wish: DeploymentWish, model: Model, option: Option, calibration: Calibration
+) -> Option:
     """A decode engine computes prompts only when a transfer failed: bounded so that even then tokens keep their goal."""
     if wish.slo.itl_ms is None or option.pace is None:
         return option
@@ -307,13 +333,19 @@ def for_decoding(wish: DeploymentWish, model: Model, option: Option) -> Option:
     for tokens in choices:
         step_s = option.pace.mixed_s(1, context, min(tokens, wish.workload.isl_tokens), 0)
         if step_s * 1e3 <= wish.slo.itl_ms and tokens <= option.max_num_batched_tokens:
-            return with_batch(wish, model, option, tokens) or option
-    return with_batch(wish, model, option, choices[-1]) or option
+            return with_batch(wish, model, option, tokens, calibration) or option
+    return with_batch(wish, model, option, choices[-1], calibration) or option
 
 
-def misfit(wish: DeploymentWish, model: Model, kind: GpuKind, parallelism: Parallelism) -> Misfit:
+def misfit(
+    wish: DeploymentWish,
+    model: Model,
+    kind: GpuKind,
+    parallelism: Parallelism,
+    calibration: Calibration,
+) -> Misfit:
     """Say what one GPU would need and what it has."""
-    found = sheet(model, parallelism, room_of(wish, kind))
+    found = sheet(model, parallelism, room_of(wish, kind, calibration))
     needs = needed_bytes(found, model, parallelism, needed_tokens(wish))
     missing = needs - found.total_bytes
     text = (
@@ -326,7 +358,11 @@ def misfit(wish: DeploymentWish, model: Model, kind: GpuKind, parallelism: Paral
 
 
 def refuse_fit(
-    wish: DeploymentWish, model: Model, misfits: Sequence[Misfit], spanning: str = ""
+    wish: DeploymentWish,
+    model: Model,
+    misfits: Sequence[Misfit],
+    calibration: Calibration,
+    spanning: str = "",
 ) -> PlanError:
     """The error for a model that fits nowhere: the smallest shortfall and the nearest change.
 
@@ -344,7 +380,7 @@ def refuse_fit(
             for tp in TP_SIZES
             if legal_tp(model, tp)
             and sheet(
-                model, Parallelism(tp=tp), room_of(wish, GpuKind("", 80 * GIB))
+                model, Parallelism(tp=tp), room_of(wish, GpuKind("", 80 * GIB), calibration)
             ).kv_capacity_tokens
             >= needed_tokens(wish)
         ),

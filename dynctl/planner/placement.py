@@ -6,14 +6,14 @@ Pure: an Allocation lives inside one planning run.
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from dynctl.core.addresses import is_loopback
 from dynctl.core.hardware import Gpu, GpuState, Host
 from dynctl.core.inventory import HostEntry
-from dynctl.core.plan import PlannedGpu, Replica, Role
+from dynctl.core.plan import PlannedGpu, Pool, Replica, Role
 from dynctl.errors import PlanError
 from dynctl.planner.grouping import (
     Near,
@@ -82,6 +82,18 @@ def matches(entry: HostEntry | None, name: str, patterns: Sequence[str]) -> bool
 def kind_of(gpu: Gpu) -> GpuKind:
     """The kind a GPU belongs to."""
     return GpuKind(gpu.name, gpu.memory_bytes)
+
+
+def replica_groups(pool: Pool, hosts: Mapping[str, Host]) -> dict[str, Group]:
+    """The GPUs of each of a pool's replicas, by replica; without those that no host has."""
+    found = {}
+    for replica in pool.replicas:
+        host = hosts.get(replica.host_name)
+        where = {gpu.uuid: i for i, gpu in enumerate(host.gpus)} if host else {}
+        positions = tuple(where[gpu.uuid] for gpu in replica.gpus if gpu.uuid in where)
+        if host is not None and positions:
+            found[replica.id] = Group(host, positions)
+    return found
 
 
 def left_out(hosts: Iterable[Host]) -> tuple[str, ...]:

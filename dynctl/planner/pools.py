@@ -13,6 +13,7 @@ from dynctl.core.model import Model
 from dynctl.core.plan import Parallelism, Pool, Role
 from dynctl.errors import PlanError
 from dynctl.planner import options as sizes
+from dynctl.planner.calibration import Calibration
 from dynctl.planner.choosing import Trail, choose, settle, tuned
 from dynctl.planner.grouping import num_nvlinks
 from dynctl.planner.layouts import Choice, Part, Pricer
@@ -44,6 +45,7 @@ class Ground:
     fabric: Fabric
     most_priced: int
     """Layouts that may be priced for one deployment."""
+    calibration: Calibration
     advanced: bool = False
 
 
@@ -92,7 +94,7 @@ def searched_pools(draft: Draft, ground: Ground, hosts: Sequence[Host]) -> None:
     """
     wish, model, trail = draft.wish, _known_model(draft), draft.trail
     options, misfits = sizes.options_for(
-        wish, model, ground.allocation, hosts, advanced=ground.advanced
+        wish, model, ground.allocation, hosts, ground.calibration, advanced=ground.advanced
     )
     trail.misfits = misfits
     if not options:
@@ -106,10 +108,10 @@ def searched_pools(draft: Draft, ground: Ground, hosts: Sequence[Host]) -> None:
         groups = _take_part(ground, part, wish.name)
         _add_pool(draft, ground, part.role, option.parallelism, groups, option)
     else:
-        pricer = Pricer(wish, ground.fabric, ground.most_priced)
+        pricer = Pricer(wish, ground.fabric, ground.most_priced, ground.calibration)
         choice = _first_that_fits(draft, ground, choose(pricer, model, options, trail))
         settle(trail, choice)
-        draft.reasons += why_chosen(wish, model, trail, ground.fabric)
+        draft.reasons += why_chosen(wish, model, trail, ground.fabric, ground.calibration)
         draft.reasons += _about_pairs(draft)
         draft.reasons += better_elsewhere(pricer, model, options, trail, hosts)
         used = {group.host.name for groups in draft.groups.values() for group in groups}
@@ -129,8 +131,8 @@ def _no_option(
     misfits: Sequence[sizes.Misfit],
 ) -> PlanError:
     if misfits:
-        spanning = over_hosts(wish, model, ground.allocation, hosts)
-        return sizes.refuse_fit(wish, model, misfits, spanning)
+        spanning = over_hosts(wish, model, ground.allocation, hosts, ground.calibration)
+        return sizes.refuse_fit(wish, model, misfits, ground.calibration, spanning)
     return PlanError(
         f"deployment {wish.name}: {model.num_heads} attention heads divide over no group of GPUs there is",
         "free more GPUs in one host",
@@ -240,7 +242,7 @@ def _explicit_pool(
             "choose a power of two that does",
         )
     _check_startable(draft, where, pool)
-    kinds = _fitting_kinds(draft, where, pool, allocation, allowed)
+    kinds = _fitting_kinds(draft, where, pool, ground, allowed)
     groups = _take_pool(draft, pool, kinds, allocation, allowed)
     if len(groups) < pool.replicas:
         got = len(groups)
@@ -254,9 +256,9 @@ def _explicit_pool(
         )
     option = None
     if draft.model is not None:
-        option = sizes.option_of(wish, draft.model, pool.parallelism, groups)
+        option = sizes.option_of(wish, draft.model, pool.parallelism, groups, ground.calibration)
         if option.pace is not None and pool.role is Role.AGGREGATED:
-            pricer = Pricer(wish, ground.fabric, ground.most_priced)
+            pricer = Pricer(wish, ground.fabric, ground.most_priced, ground.calibration)
             option, _ = tuned(pricer, draft.model, option)
     _add_pool(draft, ground, pool.role, pool.parallelism, groups, option)
 
@@ -285,10 +287,10 @@ def _check_startable(draft: Draft, where: str, pool: PoolWish) -> None:
 
 
 def _fitting_kinds(
-    draft: Draft, where: str, pool: PoolWish, allocation: Allocation, hosts: Sequence[Host]
+    draft: Draft, where: str, pool: PoolWish, ground: Ground, hosts: Sequence[Host]
 ) -> list[GpuKind]:
     """Kinds whose memory the model fits; all of them when its shape is unknown. What suits the role comes first."""
-    kinds = list(allocation.kinds(hosts))
+    kinds = list(ground.allocation.kinds(hosts))
     roles = {each.role for each in draft.wish.pools}
     if Role.PREFILL in roles:
         sign = -1 if pool.role is Role.PREFILL else 1
@@ -297,12 +299,13 @@ def _fitting_kinds(
         return kinds
     misfits, fitting = [], []
     for kind in kinds:
-        if sizes.fitting_batch(draft.wish, draft.model, kind, pool.parallelism) is not None:
+        asked = (draft.wish, draft.model, kind, pool.parallelism, ground.calibration)
+        if sizes.fitting_batch(*asked) is not None:
             fitting.append(kind)
         else:
-            misfits.append(sizes.misfit(draft.wish, draft.model, kind, pool.parallelism))
+            misfits.append(sizes.misfit(*asked))
     if kinds and not fitting:
-        error = sizes.refuse_fit(draft.wish, draft.model, misfits)
+        error = sizes.refuse_fit(draft.wish, draft.model, misfits, ground.calibration)
         raise PlanError(f"{where}: {error.message.partition(': ')[2]}", error.hint)
     return fitting
 
@@ -351,7 +354,7 @@ def _add_pool(
     pool = Pool(role, parallelism, replicas)
     if option is not None and draft.model is not None:
         if role is Role.DECODE:
-            option = for_decoding(draft.wish, draft.model, option)
+            option = for_decoding(draft.wish, draft.model, option, ground.calibration)
         batched = batched_tokens(draft.wish, option.kind, option.max_num_batched_tokens, role)
         pool = replace(pool, memory=option.memory, max_num_batched_tokens=batched)
     draft.pools.append(pool)

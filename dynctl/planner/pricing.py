@@ -12,7 +12,7 @@ from dynctl.core.model import Model
 from dynctl.core.plan import Figure, MemorySheet, Parallelism, Role
 from dynctl.core.units import GIB, format_bytes, format_number
 from dynctl.core.workload import Slo, Workload
-from dynctl.planner.calibration import Constants, shipped, stored_as
+from dynctl.planner.calibration import Calibration, Constants, shipped, stored_as
 from dynctl.planner.closed_loop import Loop, prefill_batch_s, run_loop
 from dynctl.planner.estimate import Layout, Side, figure, max_rate_rps, serve
 from dynctl.planner.limits import default_batched_tokens
@@ -55,7 +55,8 @@ class Query:
     """Worst PCIe path of a group without NVLink, as `PIX` or `SYS`."""
     slo: Slo = field(default_factory=Slo)
     constants: Constants | None = None
-    """None: the shipped ones."""
+    """None: those of the calibration."""
+    calibration: Calibration = field(default_factory=shipped, repr=False, compare=False)
 
     @property
     def num_seqs(self) -> int:
@@ -123,7 +124,15 @@ def _note(model: Model, needed: int) -> str:
 def engine_of(query: Query) -> Engine:
     """The asked engine as the roofline sees it."""
     link = group_link(query.spec, query.spec.num_nvlinks, query.link)
-    return Engine(query.model, query.spec, query.parallelism, link, query.engine, query.constants)
+    return Engine(
+        query.model,
+        query.spec,
+        query.parallelism,
+        link,
+        query.engine,
+        query.constants,
+        query.calibration,
+    )
 
 
 def keeps_small_cache(model: Model, engine: str) -> bool:
@@ -166,7 +175,7 @@ def room_of(query: Query) -> Room:
         query.num_seqs,
         work.isl_tokens + work.osl_tokens,
         query.batched_tokens,
-        shipped().beside_of(query.engine, total),
+        query.calibration.beside_of(query.engine, total),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from dynctl.core.model import Model, WeightPart
 from dynctl.core.plan import Parallelism
-from dynctl.planner.calibration import Constants, shipped
+from dynctl.planner.calibration import Calibration, Constants, shipped
 from dynctl.planner.peaks import GpuSpec
 
 STAGE_LATENCY_S = 10e-6
@@ -244,12 +244,13 @@ class Engine:
     kind: str = "vllm"
     """Whose constants apply: `vllm`, `sglang` or `trtllm`."""
     constants: Constants | None = None
-    """None: the shipped ones of this engine and GPU."""
+    """None: those of the calibration for this engine and GPU."""
+    calibration: Calibration = field(default_factory=shipped, repr=False, compare=False)
     _load: Load = field(init=False, repr=False, compare=False)
     _c: Constants = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        found = self.constants or shipped().constants(self.kind, self.spec, self.model)
+        found = self.constants or self.calibration.constants(self.kind, self.spec, self.model)
         object.__setattr__(self, "_c", found)
         object.__setattr__(
             self, "_load", load_of(self.model, self.spec, self.parallelism, self.link)
@@ -280,11 +281,11 @@ class Engine:
         """Where the constants come from."""
         if self.constants is not None:
             return "roofline with given constants"
-        return shipped().source(self.kind, self.spec, self.model)
+        return self.calibration.source(self.kind, self.spec, self.model)
 
     def band(self, figure: str) -> tuple[float, float]:
         """Factors to the ends of the 90 % band: of what was fitted with this model, or of what was left out."""
-        return shipped().band(figure, self.model, self.kind, self.spec)
+        return self.calibration.band(figure, self.model, self.kind, self.spec)
 
     def prefill_s(self, new_tokens: float, past_tokens: float = 0.0) -> float:
         """Time to compute `new_tokens` of a prompt after `past_tokens` that are cached; at least one token."""

@@ -21,6 +21,7 @@ from dynctl.core.plan import (
 )
 from dynctl.errors import PlanError
 from dynctl.planner import options as sizes
+from dynctl.planner.calibration import Calibration, shipped
 from dynctl.planner.choosing import Trail
 from dynctl.planner.digest import with_digest
 from dynctl.planner.engines import Need, need_of, plan_free_engines
@@ -42,12 +43,13 @@ def make_plan(
     inventory: Inventory,
     models: Mapping[str, Model | None],
     trails: dict[str, Trail] | None = None,
+    calibration: Calibration | None = None,
     *,
     advanced: bool = False,
 ) -> Plan:
     """Lay out every deployment. `models` holds the shape per deployment name; None: unknown, or needed by no engine.
 
-    `trails` takes in how each layout was found; `advanced` opens pipelines also where nothing needs them.
+    `trails` takes in how each layout was found; `calibration` None: the shipped one; `advanced` opens pipelines also where nothing needs them.
 
     Raises:
         PlanError: when a deployment cannot be laid out; one sentence with the binding limit, and the nearest change.
@@ -61,6 +63,7 @@ def make_plan(
         {entry.name: entry for entry in inventory.hosts},
         Fabric.of(topology),
         max(LEAST_PRICED, MOST_PRICED // len(inventory.deployments)),
+        calibration or shipped(),
         advanced,
     )
     allocation = ground.allocation
@@ -144,7 +147,9 @@ def _finish(draft: Draft, router: RouterPlan, ground: Ground) -> PlannedDeployme
     sheets = [pool.memory for pool in draft.pools if pool.memory is not None]
     memory = min(sheets, key=lambda sheet: sheet.kv_capacity_tokens, default=None)
     figures: Estimate | None
-    figures, priced = price(wish, draft.model, draft.pools, draft.groups, ground.fabric)
+    figures, priced = price(
+        wish, draft.model, draft.pools, draft.groups, ground.fabric, ground.calibration
+    )
     verdict = judge(draft.pools)
     reasons = [*draft.reasons, *priced, *left_out(allocation.hosts if draft.groups else ())]
     host = next(h for h in allocation.hosts if h.name == router.host_name)

@@ -15,6 +15,7 @@ from dynctl.core.model import Model
 from dynctl.core.plan import Parallelism
 from dynctl.core.text import clean
 from dynctl.core.units import format_count, format_number
+from dynctl.planner.calibration import Calibration
 from dynctl.planner.choosing import Trail, tuned
 from dynctl.planner.drawing import parallelism_text
 from dynctl.planner.grouping import link_rank
@@ -89,13 +90,14 @@ def over_hosts(
     model: Model,
     allocation: Allocation,
     hosts: Sequence[Host],
+    calibration: Calibration,
 ) -> str:
     """Describe the smallest engine over several hosts that would hold a model; empty when there is none."""
     for spans in (_in_domains, _pipelines, _wide):
         found = [
             each
             for kind in allocation.kinds(hosts)
-            for each in spans(wish, model, kind, allocation, hosts)
+            for each in spans(wish, model, kind, allocation, hosts, calibration)
         ]
         if found:
             return str(
@@ -116,13 +118,14 @@ def _in_domains(
     kind: GpuKind,
     allocation: Allocation,
     hosts: Sequence[Host],
+    calibration: Calibration,
 ) -> Iterator[Spanning]:
     for domain in nvlink_domains(hosts):
         for inner in (8, 4, 2, 1):
             ranks = _ranks(kind, inner, allocation, domain.hosts)
             for count in range(2, len(ranks) + 1):
                 tokens = (
-                    _tokens(wish, model, kind, Parallelism(inner * count))
+                    _tokens(wish, model, kind, Parallelism(inner * count), calibration)
                     if legal_tp(model, inner * count)
                     else 0
                 )
@@ -138,13 +141,14 @@ def _pipelines(
     kind: GpuKind,
     allocation: Allocation,
     hosts: Sequence[Host],
+    calibration: Calibration,
 ) -> Iterator[Spanning]:
     for tp in (8, 4, 2, 1):
         stages = _ranks(kind, tp, allocation, hosts)
         if not legal_tp(model, tp):
             continue
         for pp in range(2, min(len(stages), model.num_layers) + 1):
-            tokens = _tokens(wish, model, kind, Parallelism(tp, pp))
+            tokens = _tokens(wish, model, kind, Parallelism(tp, pp), calibration)
             if tokens:
                 names = tuple(group.host.name for group in stages[:pp])
                 yield Spanning(Parallelism(tp, pp), kind, names, tokens)
@@ -157,6 +161,7 @@ def _wide(
     kind: GpuKind,
     allocation: Allocation,
     hosts: Sequence[Host],
+    calibration: Calibration,
 ) -> Iterator[Spanning]:
     for inner in (8, 4):
         ranks = [
@@ -167,15 +172,21 @@ def _wide(
         for count in (2, 4):
             tp = inner * count
             if count <= len(ranks) and legal_tp(model, tp):
-                tokens = _tokens(wish, model, kind, Parallelism(tp))
+                tokens = _tokens(wish, model, kind, Parallelism(tp), calibration)
                 if tokens:
                     names = tuple(group.host.name for group in ranks[:count])
                     yield Spanning(Parallelism(tp), kind, names, tokens)
 
 
-def _tokens(wish: DeploymentWish, model: Model, kind: GpuKind, parallelism: Parallelism) -> int:
+def _tokens(
+    wish: DeploymentWish,
+    model: Model,
+    kind: GpuKind,
+    parallelism: Parallelism,
+    calibration: Calibration,
+) -> int:
     """KV tokens of an engine; 0 when they are too few."""
-    found = fitting_batch(wish, model, kind, parallelism)
+    found = fitting_batch(wish, model, kind, parallelism, calibration)
     return 0 if found is None else found[1].kv_capacity_tokens
 
 
@@ -252,8 +263,8 @@ def _num_of(host: Host, kind: GpuKind) -> int:
 
 def _rate_per_gpu(pricer: Pricer, model: Model, idea: _Idea) -> float:
     wish, kind, parallelism = pricer.wish, idea.kind, idea.parallelism
-    fitting = fitting_batch(wish, model, kind, parallelism)
-    pace = pace_at(model, kind, parallelism, idea.link)
+    fitting = fitting_batch(wish, model, kind, parallelism, pricer.calibration)
+    pace = pace_at(model, kind, parallelism, idea.link, pricer.calibration)
     if fitting is None or pace is None:
         return 0.0
     tokens, memory = fitting

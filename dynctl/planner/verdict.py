@@ -11,6 +11,7 @@ from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
 from dynctl.core.plan import Figure, Pool, Role
 from dynctl.core.units import format_bytes, format_number, format_seconds
+from dynctl.planner.calibration import Calibration
 from dynctl.planner.choosing import Trail
 from dynctl.planner.estimate import (
     Layout,
@@ -35,7 +36,9 @@ def judge(pools: Sequence[Pool]) -> str:
     return f"replicas with KV routing: {num} aggregated engines, each request to the one that holds its prefix"
 
 
-def why_chosen(wish: DeploymentWish, model: Model, trail: Trail, fabric: Fabric) -> list[str]:
+def why_chosen(
+    wish: DeploymentWish, model: Model, trail: Trail, fabric: Fabric, calibration: Calibration
+) -> list[str]:
     """The reasons for a chosen layout that stand in the plan."""
     chosen = trail.chosen
     assert chosen is not None
@@ -53,7 +56,7 @@ def why_chosen(wish: DeploymentWish, model: Model, trail: Trail, fabric: Fabric)
         reasons.append(
             f"{chosen.name}: the fewest GPUs that fit the model and serve {wish.workload.rate_rps:g} req/s"
         )
-        reasons += _about_pieces(wish, chosen, model)
+        reasons += _about_pieces(wish, chosen, model, calibration)
         reasons.append(_why_together(trail))
         reasons += _about_routing(wish, chosen)
     if trail.gain is not None:
@@ -64,11 +67,13 @@ def why_chosen(wish: DeploymentWish, model: Model, trail: Trail, fabric: Fabric)
     return reasons
 
 
-def _about_pieces(wish: DeploymentWish, chosen: Choice, model: Model) -> list[str]:
+def _about_pieces(
+    wish: DeploymentWish, chosen: Choice, model: Model, calibration: Calibration
+) -> list[str]:
     """What bounding a step's tokens otherwise than by default brings."""
     option, slo = chosen.parts[0].option, wish.slo
     usual = default_batched_tokens(option.kind.memory_bytes, option.kind.name)
-    other = with_batch(wish, model, option, usual)
+    other = with_batch(wish, model, option, usual, calibration)
     if option.max_num_batched_tokens == usual or other is None or option.pace is None:
         return []
     most = [

@@ -13,10 +13,11 @@ from dynctl.core.model import Model
 from dynctl.core.plan import PlannedDeployment, Pool, Role, Sourced
 from dynctl.core.workload import Workload
 from dynctl.errors import PlanError
+from dynctl.planner.calibration import Calibration, shipped
 from dynctl.planner.estimate import Pace
 from dynctl.planner.memory import BLOCK_TOKENS, MAX_BATCHED_TOKENS, MAX_NUM_SEQS
 from dynctl.planner.options import pace_on
-from dynctl.planner.placement import Group, kind_of
+from dynctl.planner.placement import kind_of, replica_groups
 from dynctl.planner.transfer import Fabric
 from dynctl.planner.virtual import VirtualEngineSpec
 from dynctl.sim.options import SimOptions
@@ -38,27 +39,35 @@ class VirtualDeployment:
 
 
 def virtual_deployment(
-    planned: PlannedDeployment, wish: DeploymentWish, model: Model | None, topology: Topology
+    planned: PlannedDeployment,
+    wish: DeploymentWish,
+    model: Model | None,
+    topology: Topology,
+    calibration: Calibration | None = None,
 ) -> VirtualDeployment:
-    """The engines of a plan.
+    """The engines of a plan, their speed by a calibration; None: the shipped one.
 
     Raises:
         PlanError: when nothing is known of how fast they are.
     """
     if wish.engine.kind == "sim":
         return _declared(planned, wish)
-    if wish.engine.kind != "vllm" or model is None or not _groups(planned, topology):
+    hosts = {host.name: host for host in topology.hosts}
+    groups = {k: g for pool in planned.pools for k, g in replica_groups(pool, hosts).items()}
+    num = sum(len(pool.replicas) for pool in planned.pools)
+    if wish.engine.kind != "vllm" or model is None or not 0 < num == len(groups):
         raise PlanError(
             f"deployment {planned.name}: nothing is known of its engines' speed, so it cannot be simulated",
             "simulate deployments of GPU engines with a known model, or of simulated engines",
         )
-    groups = _groups(planned, topology)
     engines: list[VirtualEngineSpec] = []
     host_s = 0.0
     for pool in planned.pools:
         for replica in pool.replicas:
             group = groups[replica.id]
-            pace = pace_on(model, kind_of(group.gpus[0]), pool.parallelism, [group])
+            pace = pace_on(
+                model, kind_of(group.gpus[0]), pool.parallelism, [group], calibration or shipped()
+            )
             if pace is None:
                 raise PlanError(
                     f"deployment {planned.name}: no figures for {group.gpus[0].name}, so it cannot be simulated",
@@ -72,18 +81,6 @@ def virtual_deployment(
     }
     speed = Fabric.of(topology).worst(by_role[Role.PREFILL], by_role[Role.DECODE])
     return VirtualDeployment(tuple(engines), speed.bytes_s, host_s, "modelled engines")
-
-
-def _groups(planned: PlannedDeployment, topology: Topology) -> dict[str, Group]:
-    hosts = {host.name: host for host in topology.hosts}
-    found = {}
-    for pool in planned.pools:
-        for replica in pool.replicas:
-            host = hosts.get(replica.host_name)
-            if host is not None and replica.gpus:
-                where = {gpu.uuid: i for i, gpu in enumerate(host.gpus)}
-                found[replica.id] = Group(host, tuple(where[gpu.uuid] for gpu in replica.gpus))
-    return found
 
 
 def _spec(

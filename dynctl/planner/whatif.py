@@ -14,6 +14,7 @@ from dynctl.core.inventory import DeploymentWish, HostEntry, Inventory
 from dynctl.core.model import Model
 from dynctl.core.units import GB
 from dynctl.errors import UsageError
+from dynctl.planner.calibration import Calibration, shipped
 from dynctl.planner.grouping import nvlink_islands
 from dynctl.planner.peaks import SPECS, find_spec
 from dynctl.planner.placement import natural
@@ -36,6 +37,7 @@ class Case:
     models: Mapping[str, Model | None]
     configs: Mapping[str, bytes] = field(default_factory=dict)
     """The models' config.json by deployment, for other predictors."""
+    calibration: Calibration = field(default_factory=shipped)
 
 
 def apply_changes(text: str, case: Case) -> Case:

@@ -12,6 +12,7 @@ from dynctl.core.inventory import DeploymentWish, Inventory
 from dynctl.core.model import Model
 from dynctl.core.plan import Plan, PlannedDeployment
 from dynctl.core.units import format_bytes, format_number, format_seconds
+from dynctl.planner.calibration import Calibration, shipped
 from dynctl.planner.choosing import Considered, Trail, ratio_rows
 from dynctl.planner.estimate import ETA_TRANSFER, Pace
 from dynctl.planner.layouts import Choice, Pricer
@@ -79,8 +80,9 @@ def tell(
     models: Mapping[str, Model | None],
     trails: Mapping[str, Trail],
     traces: Mapping[str, TraceFacts],
+    calibration: Calibration | None = None,
 ) -> tuple[Story, ...]:
-    """Tell the story of every deployment."""
+    """Tell the story of every deployment, planned with a calibration; None: the shipped one."""
     wishes = {wish.name: wish for wish in inventory.deployments}
     return tuple(
         _story(
@@ -90,6 +92,7 @@ def tell(
             models.get(planned.name),
             trails.get(planned.name, Trail()),
             traces.get(planned.name),
+            calibration or shipped(),
         )
         for planned in plan.deployments
     )
@@ -102,9 +105,10 @@ def _story(
     model: Model | None,
     trail: Trail,
     trace: TraceFacts | None,
+    calibration: Calibration,
 ) -> Story:
     split = trail.chosen if trail.chosen and trail.chosen.is_split else trail.apart
-    pricer = Pricer(wish, Fabric.of(topology), _BUDGET)
+    pricer = Pricer(wish, Fabric.of(topology), _BUDGET, calibration)
     rows = _ratio(pricer, split, trail.chosen) if split is not None else ()
     return Story(
         name=planned.name,

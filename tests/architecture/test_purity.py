@@ -1,4 +1,4 @@
-"""A module that says `Pure.` neither waits on the world nor reads a clock, itself or through a friend."""
+"""A module that says `Pure.` neither waits on the world nor reads clocks or files, itself or through a friend."""
 
 import ast
 import re
@@ -12,6 +12,11 @@ ROOT = Path(dynctl.__file__).parent
 WORLD = {
     "asyncio", "os", "socket", "ssl", "subprocess", "threading", "time", "shutil", "tempfile", "secrets",
     "aiohttp", "asyncssh", "httpx", "pynvml", "rich", "textual", "typer", "zmq", "uvloop",
+}  # fmt: skip
+
+LOOKS = {
+    "open", "read_text", "read_bytes", "write_text", "write_bytes", "exists", "is_file", "is_dir", "stat", "iterdir", "glob",
+    "rglob", "mkdir", "unlink", "cwd", "home", "resolve",
 }  # fmt: skip
 
 
@@ -58,6 +63,25 @@ def test_a_pure_module_imports_only_pure_modules(name):
     assert not ({module.split(".")[0] for module in found} & WORLD) - drawing
     ours = {module for module in found if module.startswith("dynctl")}
     assert ours <= PURE | PACKAGES
+
+
+def opens_a_file(call):
+    """Whether a call looks at the file system; data that come with the package are part of the program."""
+    func = call.func
+    if isinstance(func, ast.Name):
+        return func.id == "open"
+    return (
+        isinstance(func, ast.Attribute)
+        and func.attr in LOOKS
+        and "resources.files(" not in ast.unparse(func)
+    )
+
+
+@pytest.mark.parametrize("name", sorted(PURE))
+def test_a_pure_module_opens_no_files(name):
+    calls = [node for node in ast.walk(TREES[name]) if isinstance(node, ast.Call)]
+
+    assert [ast.unparse(call) for call in calls if opens_a_file(call)] == []
 
 
 def test_most_of_the_program_is_pure():

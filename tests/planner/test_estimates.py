@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from dynctl.cli.kept import read_calibration
 from dynctl.cli.main import run
 from dynctl.core.plan import Parallelism, Role
 from dynctl.core.workload import Slo, Workload
@@ -290,7 +291,7 @@ def test_kept_factors_come_back_and_are_cited():
     )
     kept = own_text(joined(shipped(), "vllm/h100-sxm", found, "3 results"))
 
-    again = with_own(shipped(), kept)
+    again = with_own(shipped(), kept, "kept.json")
 
     assert again.constants("vllm", spec) != shipped().constants("vllm", spec)
     assert "3 results" in again.source("vllm", spec, model)
@@ -394,10 +395,10 @@ def test_memory_is_corrected_by_what_an_engine_reports(tmp_path, monkeypatch, ca
 
     assert run(asked) == 0
     assert "2 GiB more beside" in capsys.readouterr().out
-    shipped.cache_clear()
-    after = [price_engine(query(name)).kv_capacity_tokens for name in ("llama-3.1-8b", "qwen3-8b")]
-    other = price_engine(query(gpu="h200-sxm")).kv_capacity_tokens
-    shipped.cache_clear()
+    kept = {"calibration": read_calibration()}
+    names = ("llama-3.1-8b", "qwen3-8b")
+    after = [price_engine(query(name, **kept)).kv_capacity_tokens for name in names]
+    other = price_engine(query(gpu="h200-sxm", **kept)).kv_capacity_tokens
 
     assert after[0].expected == reported
     assert before[1].expected - after[1].expected == pytest.approx(

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from dynctl.core.hardware import Gpu, Host
 from dynctl.core.inventory import HostEntry, PoolWish
-from dynctl.core.plan import Parallelism, Role
+from dynctl.core.plan import Parallelism, PlannedGpu, Pool, Replica, Role
 from dynctl.discovery.view import groups_of
 from dynctl.planner.grouping import Near, near_of, nvlink_islands, tp_groups
+from dynctl.planner.placement import replica_groups
 from dynctl.planner.search import make_plan
 
 
@@ -161,3 +162,26 @@ def test_an_entry_missing_from_the_inventory_matches_by_name(build):
     plan = make_plan(topology, replace(inventory, hosts=(HostEntry("other", "x"),)), models)
 
     assert places(plan) == [("a", [0])]
+
+
+def test_a_replicas_gpus_are_found_on_its_host_in_the_plans_order(build):
+    host = build.host("a", 4)
+    taken = tuple(PlannedGpu(host.gpus[i].uuid, i) for i in (3, 1))
+    gone = PlannedGpu("GPU-gone", 9)
+    replicas = tuple(
+        Replica(name, Role.AGGREGATED, where, gpus)
+        for name, where, gpus in (
+            ("both", "a", taken),
+            ("one-gone", "a", (gone, taken[1])),
+            ("all-gone", "a", (gone,)),
+            ("no-host", "b", taken),
+            ("no-gpus", "a", ()),
+        )
+    )
+
+    found = replica_groups(Pool(Role.AGGREGATED, Parallelism(2), replicas), {"a": host})
+
+    assert {name: group.positions for name, group in found.items()} == {
+        "both": (3, 1),
+        "one-gone": (1,),
+    }
