@@ -196,7 +196,7 @@ def _show(decision: dict[str, Any]) -> None:
     leg = {"whole": "prefill and decode", "prefill": "prefill", "decode": "decode"}
     emit(
         f"{decision['shown_id']}: {leg.get(decision['leg'], decision['leg'])} on "
-        f"{decision['engine']}, policy {decision['policy']}, {decision['outcome'] or 'running'}"
+        f"{decision['engine']}, policy {_policy(decision)}, {decision['outcome'] or 'running'}"
     )
     emit(f"  prompt     {decision['prompt_tokens']} tokens{_counted(decision)}{_guessed(decision)}")
     emit(f"  cached     {_tokens(decision['overlap_tokens'])} expected, {_realised(decision)}")
@@ -230,6 +230,11 @@ def _draw(decision: dict[str, Any]) -> None:
     heads = [name.upper() for name in names]
     table(["", "ENGINE", *heads], rows, right=heads)
     emit("")
+
+
+def _policy(decision: dict[str, Any]) -> str:
+    failed = " (it failed; the least loaded engine was taken)" if decision["is_fallback"] else ""
+    return f"{decision['policy']}{failed}"
 
 
 def _counted(decision: dict[str, Any]) -> str:

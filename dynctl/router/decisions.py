@@ -30,7 +30,7 @@ class Decision(msgspec.Struct, eq=False):
     draw: float
     position: int
     asked: Policy
-    """The policy that chose; the plain rule where the configured one failed."""
+    """The policy that chose; the plain rule where the configured one failed, …"""
     shown_id: str = ""
     """The request id the client reads."""
     route_key: str = ""
@@ -38,6 +38,8 @@ class Decision(msgspec.Struct, eq=False):
     """With pools: both ways to the KV, where they were compared."""
     path_reason: str = ""
     """With pools: `copy`, or why the decode engine prefills itself."""
+    is_fallback: bool = False
+    """… as this says."""
     policy: str = ""
     unix_s: float = 0.0
     outcome: str = ""
@@ -141,6 +143,7 @@ class Decision(msgspec.Struct, eq=False):
             "leg": self.leg,
             "route_key": self.route_key,
             "policy": self.policy,
+            "is_fallback": self.is_fallback,
             "engine": self.engine,
             "prompt_tokens": self.prompt_tokens,
             "is_tokenized": self.is_tokenized,

@@ -212,16 +212,19 @@ class Desk:
             DynctlError: when there is no policy of that name.
         """
         self.placement.policy = load_policy(name)
+        if name != self.policy_name and self.placement.shadow is not None:
+            # What it was compared with is over.
+            self.set_shadow(self.placement.shadow.name, beside=name)
         self.policy_name = name
 
-    def set_shadow(self, name: str) -> None:
-        """Let another policy follow the decisions without acting; an empty name stops that.
+    def set_shadow(self, name: str, beside: str = "") -> None:
+        """Let another policy follow the decisions of the present one, or of `beside`, without acting; an empty name stops that.
 
         Raises:
             DynctlError: when there is no policy of that name.
         """
         self.placement.shadow = (
-            Shadow(name, load_policy(name), self.policy_name, self.rng) if name else None
+            Shadow(name, load_policy(name), beside or self.policy_name, self.rng) if name else None
         )
 
     # What is shown

@@ -1,6 +1,12 @@
-"""Routing that fails must not fail requests: past 5 % the plain rule takes over for a while, then routing is tried again. Pure."""
+"""Routing that fails must not fail requests: past 5 % the plain rule takes over for a while, then routing is tried again.
 
+IO: a log line when it does.
+"""
+
+import logging
 from collections import deque
+
+log = logging.getLogger("dynctl.router")
 
 _WINDOW = 200
 _MIN_SAMPLES = 20
@@ -30,6 +36,10 @@ class RoutingBreaker:
         outcomes.append(is_failure)
         self._num_failed += is_failure
         if len(outcomes) >= _MIN_SAMPLES and self._num_failed > _MAX_SHARE * len(outcomes):
+            log.error(
+                "routing failed in %d of the last %d choices: for %.0f s the least loaded engine is taken",
+                *(self._num_failed, len(outcomes), _REST_S),
+            )
             self._rest_until_s = now_s + _REST_S
             outcomes.clear()
             self._num_failed = 0

@@ -84,6 +84,8 @@ class Ledger:
             self._metrics.local_prefill.add(placed.local_reason)
         for decision in placed.decisions:
             self._ring.add(decision, policy, unix_s)
+            if decision.is_fallback:
+                self._metrics.fallbacks.add()
             leg = Leg.PREFILL if decision.leg == "prefill" else Leg.MAIN
             self._decisions[leg] = decision
 

@@ -142,6 +142,9 @@ class Metrics:
         self.engine_failures = self._counter(
             "engine_failures_total", "Failed attempts.", ("engine", "reason")
         )
+        self.fallbacks = self._counter(
+            "fallbacks_total", "Choices by plain load, because policy or index failed."
+        )
         self.warmed_tokens = self._counter(
             "warmed_tokens_total", "Tokens of hot prefixes computed on engines that joined."
         )

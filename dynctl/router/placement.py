@@ -330,6 +330,8 @@ class Placement:
         )
         if held is not None and overlaps is held.tokens:
             decision.loadable = held.loadable
+        else:
+            decision.is_fallback = True
         return _Pick(workers, decision)
 
     def _try_overlaps(

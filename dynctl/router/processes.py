@@ -84,6 +84,10 @@ class Siblings:
         answers = await asyncio.gather(*(self._ask(pool, method, target) for pool in self._pools))
         return [answer for answer in answers if answer is not None]
 
+    async def ask_first(self, target: str) -> bytes | None:
+        """What the first of them answers: of a process that is started anew, the one that started it."""
+        return await self._ask(self._pools[0], "GET", target)
+
     async def close(self) -> None:
         """Close the connections."""
         for pool in self._pools:

@@ -63,6 +63,8 @@ class Entrance:
             if self._place is not None:
                 places = [{"sock": listen_together(host, port)}]
                 self._servers.append(await serve(self._on_sibling, path=self._place.own_socket))
+                # From here on it is told of every change; what was changed before, it asks for.
+                await self._agree(self._place)
             context = server_context(config.server_tls)
             limits = ServerLimits(max_body_bytes=config.settings.max_body_bytes)
             for where in places or [{"host": host, "port": port}]:
@@ -73,6 +75,19 @@ class Entrance:
         except OSError as error:
             raise bind_error(config, error) from error
         return self._clients[0].port
+
+    async def _agree(self, place: Place) -> None:
+        """Take over what was changed since the first process read the configuration, if it serves already."""
+        if place.process == 0 or self._siblings is None:
+            return
+        answers = [await self._siblings.ask_first(target) for target in ("/policy", "/shadow")]
+        policy, shadow = (
+            None if answer is None else msgspec.json.decode(answer) for answer in answers
+        )
+        if policy is not None and self._desk.policy_name == self._desk.config.policy:
+            self._desk.set_policy(policy["policy"])
+        if shadow is not None and self._desk.placement.shadow is None:
+            self._desk.set_shadow(shadow["shadow"]["policy"])
 
     async def open_admin(self, path: str) -> None:
         """Listen on the admin socket.

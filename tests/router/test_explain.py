@@ -122,6 +122,11 @@ def test_policy_and_shadow_are_changed_live_without_dropping_a_stream(run, short
             status, shadow = await ask(path, "GET", "/shadow")
             assert shadow["shadow"]["policy"] == "round_robin"
             assert shadow["num_decisions"] == 1
+            assert shadow["real"]["policy"] == "kv"
+            # What it was compared with is over: it begins anew beside the policy that serves now.
+            assert (await ask(path, "POST", "/policy?name=prefix"))[0] == 200
+            status, shadow = await ask(path, "GET", "/shadow")
+            assert (shadow["real"]["policy"], shadow["num_decisions"]) == ("prefix", 0)
             assert await ask(path, "POST", "/shadow?policy=") == (200, None)
             await entrance.close(0.0)
 

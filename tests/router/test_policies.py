@@ -426,7 +426,7 @@ def test_a_burst_with_one_prefix_spreads_only_as_load_asks():
     assert max(counts.values()) <= 1.5 * 200 / 4
 
 
-def test_a_policy_that_fails_never_fails_a_request_and_is_tried_again():
+def test_a_policy_that_fails_never_fails_a_request_and_is_tried_again(caplog):
     _, _, placement = fleet_of(3)
     broken = placement.policy
 
@@ -441,14 +441,17 @@ def test_a_policy_that_fails_never_fails_a_request_and_is_tried_again():
             return broken.choose(*args)
 
     placement.policy = policy = Breaks()
-    used = [placement.place(order(range(i, 100 + i)), i * 0.1).main.worker.id for i in range(50)]
-    assert set(used) == {"e0", "e1", "e2"}
+    placed = [placement.place(order(range(i, 100 + i)), i * 0.1) for i in range(50)]
+    assert {one.main.worker.id for one in placed} == {"e0", "e1", "e2"}
+    assert all(decision.is_fallback for one in placed for decision in one.decisions)
     asked = policy.num_asked
     assert asked < 50, "the breaker opened"
+    assert caplog.text.count("routing failed in 20 of the last 20 choices") == 1
 
     policy.is_well = True
-    placement.place(order(range(100)), 100.0)
+    (decision,) = placement.place(order(range(100)), 100.0).decisions
     assert policy.num_asked == asked + 1
+    assert not decision.is_fallback
 
 
 def test_the_same_choice_is_computed_again_from_what_was_recorded():

@@ -18,7 +18,7 @@ from router_fakes import FakeEngine
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.core.exposition import parse
 from dynctl.errors import RouterError, UsageError
-from dynctl.http1.upstream import Address, Upstream
+from dynctl.http1.upstream import Address, Upstream, UpstreamError
 from dynctl.router.config import Settings, parse_config
 from dynctl.router.hits import HitBook, Outlook
 from dynctl.router.merging import add_answers, add_decisions, add_expositions
@@ -255,6 +255,15 @@ def children_of(pid):
     return []
 
 
+async def policies_of(pool):
+    """The policies a process serves and follows; nothing while it does not answer."""
+    with suppress(UpstreamError):
+        policy = json.loads((await pool.fetch("GET", "/policy")).body)
+        shadow = json.loads((await pool.fetch("GET", "/shadow")).body)
+        return policy["policy"], shadow and shadow["shadow"]["policy"]
+    return None
+
+
 def test_processes_share_a_port_replace_each_other_and_drain_together(run, short_dir):
     async def main():
         engine = await FakeEngine(tokens=40, gap_s=0.02).start()
@@ -307,7 +316,11 @@ def test_processes_share_a_port_replace_each_other_and_drain_together(run, short
                 while await count() != num_served:
                     await asyncio.sleep(0.02)
 
+            assert (await pool.fetch("POST", "/policy?name=prefix")).status == 200
+            assert (await pool.fetch("POST", "/shadow?policy=random")).status == 200
             [child] = children_of(process.pid)
+            flags = Path(f"/proc/{child}/cmdline").read_text().split("\0")
+            second = Upstream(Address(path=f"{flags[flags.index('--folder') + 1]}/1.sock"))
             os.kill(child, signal.SIGKILL)
             async with asyncio.timeout(60):
                 while children_of(process.pid) in ([], [child]):
@@ -316,6 +329,11 @@ def test_processes_share_a_port_replace_each_other_and_drain_together(run, short
             async with asyncio.timeout(60):
                 while not await serves(fresh):
                     await asyncio.sleep(0.1)
+            # The new one serves by what was changed since it was configured.
+            async with asyncio.timeout(60):
+                while await policies_of(second) != ("prefix", "random"):
+                    await asyncio.sleep(0.05)
+            await second.close()
 
             engine.go.clear()
             streams = [asyncio.create_task(Client(port).complete(stream=True)) for _ in range(8)]
