@@ -184,16 +184,21 @@ class PrefixIndex:
         for block in hashes:
             at = block & _SHARD_BITS
             shard = young[at]
-            mask = shard.get(block)
-            if mask is None:
-                mask = old[at].pop(block, 0)
-                if len(shard) >= half:
-                    old[at], shard = shard, {}
-                    young[at] = shard
+            number = len(shard)
+            if number >= half:
+                old[at] = shard
+                shard = young[at] = {}
+                number = 0
+            # One look where nobody holds the block, which is the usual case.
+            mask = shard.setdefault(block, bit)
+            if len(shard) > number:
+                side = old[at]
+                mask = side.pop(block, 0) if side else 0
                 if not mask:
                     added += 1
-                    shard[block] = bit
                     continue
+            elif mask == bit:
+                continue
             if not mask & bit:
                 added += 1
             mask = (mask & live) | bit
@@ -216,18 +221,18 @@ class PrefixIndex:
                 expected.remove(block, bit)
             at = block & _SHARD_BITS
             shard = young[at]
-            mask = shard.get(block)
-            if mask is None:
-                shard = old[at]
-                mask = shard.get(block, 0)
-            if not mask & bit:
+            mask = shard.pop(block, 0)
+            if mask == bit:
+                num_removed += 1
                 continue
-            num_removed += 1
-            mask &= keep
+            if not mask:
+                shard = old[at]
+                mask = shard.pop(block, 0) if shard else 0
+            if mask & bit:
+                num_removed += 1
+                mask &= keep
             if mask:
                 shard[block] = masks.setdefault(mask, mask)
-            else:
-                del shard[block]
         slot.removed(num_removed)
         return True
 
