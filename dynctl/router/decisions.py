@@ -19,7 +19,7 @@ class Decision(msgspec.Struct, eq=False):
 
     request_id: str
     leg: str
-    """`whole`, `prefill` or `decode`."""
+    """`whole`, `prefill` or `decode`; chosen as `decode`, it is `whole` where that engine is to prefill too."""
     is_tokenized: bool
     """False: the count is guessed and the index was not asked."""
     need: Need
@@ -101,7 +101,7 @@ class Decision(msgspec.Struct, eq=False):
         """Parts of the time to first token expected at a candidate."""
         load, need = self.loads[position], self.need
         uncached = max(need.prompt_tokens - self.held_tokens(position), 1)
-        if need.transfer_ms_per_token is not None:
+        if self.leg == "decode" and need.transfer_ms_per_token is not None:
             move_ms = need.transfer_setup_ms + uncached * need.transfer_ms_per_token
             return {"transfer_ms": move_ms}
         parts = {

@@ -197,6 +197,7 @@ class Placement:
         main.decision.path_reason = prefill.decision.path_reason = reason or "copy"
         if reason:
             booking, decision = self._book(order, main)
+            decision.leg = "whole"
             self._prefill_here(booking, max(order.prompt.num_tokens - main.overlap, 1), now_s)
             outlook = self._outlook(order, main)
             held = decision.overlap_tokens
@@ -241,7 +242,6 @@ class Placement:
                 left,
                 max(capacity - target.active_tokens, 0) if capacity else None,
                 self.links.is_usable(source.id, target.id, now_s),
-                True,
                 settings.kv_bytes_per_token,
                 settings.transfer_max_bytes,
             )

@@ -28,8 +28,6 @@ class TransferFacts(NamedTuple):
     target_free_tokens: int | None
     """Room in the decode engine's KV memory; None: not known."""
     is_pair_usable: bool = True
-    has_address: bool = True
-    """Whether the prefill engine can be reached for its blocks at all."""
     bytes_per_token: int = 0
     """0: not known, then no size is too large."""
     max_bytes: int = 0
@@ -40,7 +38,7 @@ def can_transfer(facts: TransferFacts) -> str:
     """Say the first reason against moving; empty: it can be done."""
     if facts.target_free_tokens is not None and facts.target_free_tokens < facts.tokens:
         return "no_memory"
-    if not (facts.has_address and facts.is_pair_usable):
+    if not facts.is_pair_usable:
         return "link_down"
     if facts.max_bytes and facts.tokens * facts.bytes_per_token > facts.max_bytes:
         return "too_large"

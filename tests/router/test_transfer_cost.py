@@ -19,7 +19,6 @@ CASES = [
     (TransferFacts(100, 99), "no_memory"),
     (TransferFacts(100, 0, is_pair_usable=False), "no_memory"),
     (TransferFacts(100, 1000, is_pair_usable=False), "link_down"),
-    (TransferFacts(100, 1000, has_address=False), "link_down"),
     (TransferFacts(100, 1000, bytes_per_token=10, max_bytes=999), "too_large"),
     (TransferFacts(100, 1000, bytes_per_token=10, max_bytes=1000), ""),
     (TransferFacts(100, 1000, bytes_per_token=0, max_bytes=1), ""),
@@ -165,6 +164,19 @@ def test_a_cold_prompt_is_copied_and_a_cached_one_is_not():
 
     index.store(Source("d", "d.1"), Hashers("s").of(16).prompt(long).hashes())
     assert place(placement, long).local_reason == "cheaper"
+
+
+def test_a_prompt_computed_where_it_is_generated_is_told_of_as_that():
+    _, placement = pools(transfer_ms_per_token=10.0)
+    placed = place(placement, list(range(1000)))
+
+    (decision,) = placed.decisions
+    assert (decision.leg, decision.path_reason) == ("whole", "cheaper")
+    shown = decision.to_json()
+    assert shown["is_reproduced"]
+    assert shown["predicted"].keys() == {"queue_ms", "prefill_ms"}
+    # The transfer would have taken ten seconds. What the prefill holds up there is not this request's own wait.
+    assert shown["predicted"]["prefill_ms"] == pytest.approx(decision.costs.recompute_ms / 2, 0.01)
 
 
 def test_the_crossover_moves_with_bandwidth():
