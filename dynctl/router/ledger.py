@@ -98,6 +98,9 @@ class Ledger:
         decision = self._decisions.get(leg)
         if decision is not None:
             decision.ttft_ms = round(ttft_ms, 3)
+            if decision.is_tokenized:
+                error_ms = abs(ttft_ms - sum(decision.predicted_ms(decision.position).values()))
+                self._metrics.ttft_error.observe(error_ms / 1e3)
             decision.waited_ms = (self.sent_s - self.arrived_s) * 1e3
         if booking.has_prefill:
             began_s = max(self.sent_s, booking.worker.prefill_ended_s)

@@ -152,6 +152,11 @@ class Metrics:
         self.ttft = self._histogram(
             "ttft_seconds", "Time to the first token of streams.", _TTFT_BOUNDS
         )
+        self.ttft_error = self._histogram(
+            "ttft_error_seconds",
+            "How far a leg's first token was from its prediction.",
+            _TTFT_BOUNDS,
+        )
         self.itl = self._histogram(
             "itl_seconds", "Gap between token events of streams.", _ITL_BOUNDS
         )

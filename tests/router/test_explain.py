@@ -3,7 +3,9 @@
 import asyncio
 import json
 import random
+import re
 
+import pytest
 from router_bench import until
 from router_sims import Sim, generate, prompt_of, routed_sims
 
@@ -62,6 +64,11 @@ def test_a_request_is_explained_by_its_own_id_and_computed_again(run, short_dir,
             assert "192 tokens expected, 192 by the engine's count" in shown
             assert "the recorded inputs give the same engine" in shown
             assert (await ask(path, "GET", "/decisions?request=nobody"))[1] == []
+            both = (await ask(path, "GET", "/decisions?limit=2"))[1]
+            errors_ms = [abs(d["ttft_ms"] - sum(d["predicted"].values())) for d in both]
+            counted = bench.desk.exposition().decode()
+            [error_s] = re.findall(r"dynctl_router_ttft_error_seconds_sum (\S+)", counted)
+            assert float(error_s) * 1e3 == pytest.approx(sum(errors_ms), abs=0.01)
 
             status, hits = await ask(path, "GET", "/hits")
             assert status == 200
