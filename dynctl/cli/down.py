@@ -22,8 +22,8 @@ def command(
     """Drain and stop everything dynctl started.
 
     Stops routers, engines and agents of the cluster on every host of the inventory and removes dynctl's directory
-    there. Hosts that cannot be reached are named and keep what they have. Exit 5 while somebody else is at it on any host
-    of the inventory, also with --limit; --now does not look for that.
+    there. Hosts that cannot be reached are named and keep what they have; hosts left out by --limit are left alone. Exit 5
+    while somebody else changes one of the others; --now does not look for that.
 
     Example: dynctl down --yes
     """
@@ -43,8 +43,6 @@ async def _down(wanted: Inventory, hosts: list[str], stage: Stage, *, now: bool,
         "interrupted; agents go on stopping what they were told to stop\n"
         f"to see it through: {unasked()}"
     )
-    # Also with --limit: the cluster's lock may lie on a host that keeps what it has.
-    entries = wanted.entries(hosts) if now else wanted.hosts
-    async with open_fleet(entries, wanted.ssh) as fleet:
-        results = await take_down(wanted, fleet, progress, hosts=hosts, now=now, heeds_lock=not now)
+    async with open_fleet(wanted.entries(hosts), wanted.ssh) as fleet:
+        results = await take_down(wanted, fleet, progress, now=now, heeds_lock=not now)
     raise_host_failures(results, "cleared")

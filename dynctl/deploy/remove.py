@@ -1,13 +1,12 @@
 """Taking a cluster down: drain and stop every unit, stop the agents, remove dynctl's directories. IO: ssh, HTTP."""
 
 import json
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Mapping, Sequence
 
 from dynctl.core.inventory import HostEntry, Inventory
 from dynctl.core.text import clean
 from dynctl.deploy.launch import start_agent, stop_agent
-from dynctl.deploy.lock import hold_lock, refuse_held
+from dynctl.deploy.lock import hold_locks, refuse_held
 from dynctl.deploy.observe import PROGRAM_TIMEOUT_S, Seat, call
 from dynctl.deploy.places import place_of
 from dynctl.deploy.reach import NoAgentError, open_agent
@@ -18,6 +17,10 @@ from dynctl.remote.port import Remote
 
 DOWN_TIMEOUT_S = 400.0
 """Draining may take two minutes, stopping stubborn engines half a minute each."""
+
+
+Left = tuple[Seat, str | None]
+"""How dynctl was last started on a host, and with which bundle; None: there is none."""
 
 
 async def take_down(
@@ -31,39 +34,30 @@ async def take_down(
 ) -> dict[str, DynctlError | None]:
     """Leave nothing of this cluster on the hosts; a host that cannot be cleared maps to the reason.
 
-    `heeds_lock`: nothing is cleared while somebody else changes the cluster, and nobody else begins to meanwhile. All
-    hosts of the fleet are asked, also those that keep what they have: the lock may lie on any of them. One that lies
-    on a host that cannot be reached is not seen.
+    `heeds_lock`: nothing is cleared while somebody else changes one of these hosts, and nobody else begins to meanwhile.
+
+    Raises:
+        DynctlError: exit 5 when somebody else does.
     """
     if not heeds_lock:
-        return await _clear(inventory, fleet, tell, hosts, now=now)
+        return await _clear(inventory, fleet, tell, hosts, {}, now=now)
 
-    async def find(entry: HostEntry, remote: Remote) -> tuple[Seat, str | None] | None:
+    async def find(entry: HostEntry, remote: Remote) -> Left | None:
         return await _left_behind(entry, remote, inventory)
-
-    found = await fleet.map(find)
-    seats = {name: left[0] for name, left in found.items() if isinstance(left, tuple)}
 
     async def look(entry: HostEntry, remote: Remote) -> None:
         # Also where nothing is yet: an `up` that has only just begun has its lock there.
         place = place_of(entry, inventory, remote.home)
-        bare = Seat(entry, place, entry.python or "python3", "none")
-        await refuse_held(remote, seats.get(entry.name, bare))
+        await refuse_held(remote, Seat(entry, place, entry.python or "python3", "none"))
 
-    async with AsyncExitStack() as stack:
-        # Where `up` has it too: on the first host of those it was told of.
-        first = min(seats, default=None)
-        if first is not None:
-            try:
-                lock = hold_lock(fleet.remote(first), seats[first], "dynctl down")
-                await stack.enter_async_context(lock)
-            except DynctlError as error:
-                return {first: error}
-        looks = await fleet.map(look, [name for name in found if name != first])
-        held = {name: e for name, e in looks.items() if e and e.exit_code is ExitCode.LOCKED}
-        if held:
-            return {**held}
-        return await _clear(inventory, fleet, tell, hosts, now=now, last=first)
+    found = await fleet.map(find, hosts)
+    bare = [name for name, left in found.items() if left is None]
+    for error in (await fleet.map(look, bare)).values():
+        if error is not None and error.exit_code is ExitCode.LOCKED:
+            raise error
+    seats = {name: left[0] for name, left in found.items() if isinstance(left, tuple)}
+    async with hold_locks(fleet, seats, "dynctl down"):
+        return await _clear(inventory, fleet, tell, hosts, found, now=now)
 
 
 async def _clear(
@@ -71,15 +65,19 @@ async def _clear(
     fleet: Fleet,
     tell: Tell,
     hosts: Sequence[str] | None,
+    found: Mapping[str, Left | DynctlError | None],
     *,
     now: bool,
-    last: str | None = None,
 ) -> dict[str, DynctlError | None]:
-    """Stop and remove everything; the directory of the host `last`, which has the lock in it, after all others."""
-    stopped: list[str] = []
+    """Stop and remove everything; what was not found out before is looked for on each host."""
 
     async def clear(entry: HostEntry, remote: Remote) -> None:
-        left = await _left_behind(entry, remote, inventory)
+        if entry.name in found:
+            left = found[entry.name]
+        else:
+            left = await _left_behind(entry, remote, inventory)
+        if isinstance(left, DynctlError):
+            raise left
         if left is None:
             tell(entry.name, "down", "nothing of this cluster here")
             return
@@ -87,12 +85,6 @@ async def _clear(
         await _shut_down(inventory, remote, seat, bundle, now=now)
         tell(entry.name, "engines", "stopped")
         await stop_agent(inventory, seat, remote)
-        if entry.name == last:
-            stopped.append(entry.name)
-        else:
-            await remove(entry, remote, seat)
-
-    async def remove(entry: HostEntry, remote: Remote, seat: Seat) -> None:
         answer = await call(
             remote, seat.python, "remove", {"root": seat.place.root}, PROGRAM_TIMEOUT_S
         )
@@ -103,18 +95,10 @@ async def _clear(
             )
         tell(entry.name, "down", "removed")
 
-    async def remove_last(entry: HostEntry, remote: Remote) -> None:
-        left = await _left_behind(entry, remote, inventory)
-        if left is not None:
-            await remove(entry, remote, left[0])
-
-    results = await fleet.map(clear, hosts, timeout_s=DOWN_TIMEOUT_S)
-    return results | await fleet.map(remove_last, stopped)
+    return await fleet.map(clear, hosts, timeout_s=DOWN_TIMEOUT_S)
 
 
-async def _left_behind(
-    entry: HostEntry, remote: Remote, inventory: Inventory
-) -> tuple[Seat, str | None] | None:
+async def _left_behind(entry: HostEntry, remote: Remote, inventory: Inventory) -> Left | None:
     """How dynctl was last started on a host and with which bundle; None when it never was there.
 
     Where `up` stopped before the agent, only our marker tells that the directory is ours: then there is no bundle.

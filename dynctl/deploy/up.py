@@ -16,7 +16,7 @@ from dynctl.deploy.goals import (
     server_tls_paths,
     tokenizer_paths,
 )
-from dynctl.deploy.lock import hold_lock
+from dynctl.deploy.lock import hold_locks
 from dynctl.deploy.observe import observe, seats_of
 from dynctl.deploy.preflight import Problem, preflight
 from dynctl.deploy.reach import reach_agents
@@ -88,14 +88,18 @@ async def check(comparison: Comparison, topology: Topology) -> list[Problem]:
 
 
 async def change(comparison: Comparison) -> dict[str, AgentStatus]:
-    """Take the steps under the lock and wait until all is ready.
+    """Take the steps, every host locked, and wait until all is ready.
 
     Raises:
         DynctlError: exit 5 when somebody else holds the lock, 3 on partial failure, 6 when a unit stays unready.
     """
     work = comparison.work
-    first = min(work.goals.hosts)
-    async with hold_lock(work.fleet.remote(first), work.seats[first], "dynctl up") as fence:
+    names = {*work.goals.hosts, *(step.host_name for step in comparison.steps)}
+    seats = {name: work.seats[name] for name in names}
+    async with hold_locks(work.fleet, seats, "dynctl up") as held:
+        fence = held[min(work.goals.hosts)]
+        if isinstance(fence, DynctlError):
+            raise fence
         return await apply(work, comparison.steps, fence)
 
 

@@ -1,4 +1,4 @@
-"""Nobody changes a cluster while it is taken down, also where only some of its hosts are."""
+"""Nobody changes hosts while they are taken down; other hosts are left alone."""
 
 import asyncio
 import json
@@ -9,8 +9,11 @@ import pytest
 
 from dynctl.core.inventory import HostEntry, Inventory
 from dynctl.deploy import remove
+from dynctl.deploy.lock import hold_locks
+from dynctl.deploy.observe import Seat
 from dynctl.deploy.onhost import lock as onhost_lock
-from dynctl.errors import ConnectError, ExitCode
+from dynctl.deploy.places import Place
+from dynctl.errors import ConnectError, DynctlError, ExitCode
 from dynctl.remote.fleet import Fleet
 from dynctl.remote.local import LocalRemote
 
@@ -48,13 +51,10 @@ class Hosts:
         self.stopped.append(name)
 
     def down(self, *hosts, heeds_lock=True):
-        fleet = Fleet(self.inventory.hosts, self.remotes)
-        said = []
-        done = remove.take_down(
-            *(self.inventory, fleet, lambda *words: said.append(words)),
-            hosts=hosts or None,
-            heeds_lock=heeds_lock,
-        )
+        """Take some hosts down, as the command does: the fleet has no others."""
+        entries = self.inventory.entries(hosts or tuple(self.remotes))
+        fleet = Fleet(entries, {entry.name: self.remotes[entry.name] for entry in entries})
+        done = remove.take_down(self.inventory, fleet, lambda *_: None, heeds_lock=heeds_lock)
         return asyncio.run(done)
 
 
@@ -74,41 +74,45 @@ def hosts(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_some_hosts_are_not_cleared_while_another_has_the_lock(hosts, is_there):
-    for name in "abc" if is_there else "bc":
+def test_nothing_is_cleared_while_another_changes_one_of_the_hosts(hosts, is_there):
+    for name in "abc" if is_there else "ac":
         hosts.put(name)
-    onhost_lock.take(hosts.root("a") / "lock", UP)
-    result = hosts.down("b")
+    onhost_lock.take(hosts.root("b") / "lock", UP)
 
-    assert list(result) == ["a"]
-    assert result["a"].exit_code is ExitCode.LOCKED
-    assert "dynctl up of ana@desk" in result["a"].message
+    with pytest.raises(
+        DynctlError, match="b: the cluster is locked by dynctl up of ana@desk"
+    ) as held:
+        hosts.down()
+
+    assert held.value.exit_code is ExitCode.LOCKED
     assert hosts.stopped == []
-    assert holder_of(hosts.root("a")) == "dynctl up"
-    assert holder_of(hosts.root("b")) is None
+    assert [holder_of(hosts.root(name)) for name in "abc"] == [None, "dynctl up", None]
     # Who does not heed it goes on.
     assert hosts.down("b", heeds_lock=False) == {"b": None}
-    assert not hosts.root("b").exists()
+    assert hosts.root("b").exists() is not is_there
 
 
-def test_the_lock_is_held_where_up_has_it_while_some_hosts_are_cleared(hosts):
+def test_hosts_that_are_not_named_are_left_alone_whoever_changes_them(hosts):
     for name in "abc":
         hosts.put(name)
+    onhost_lock.take(hosts.root("a") / "lock", UP)
+    hosts.remotes["c"] = None  # nothing may be asked of it
+
     assert hosts.down("b") == {"b": None}
 
-    assert hosts.locks == {"b": ["dynctl down", None, None]}
+    assert hosts.stopped == ["b"]
     assert not hosts.root("b").exists()
-    assert hosts.root("a").exists()
-    assert holder_of(hosts.root("a")) is None
+    assert holder_of(hosts.root("a")) == "dynctl up"
 
 
-def test_the_lock_goes_last_when_all_is_cleared(hosts):
+def test_all_hosts_are_locked_while_any_is_cleared(hosts):
     for name in "abc":
         hosts.put(name)
     assert hosts.down() == {"a": None, "b": None, "c": None}
 
-    assert hosts.stopped[-1] == "c"
-    assert hosts.locks["c"][0] == "dynctl down"
+    # The last one has been waited for: the others are gone by then, with their locks.
+    assert hosts.locks["c"] == [None, None, "dynctl down"]
+    assert hosts.locks["a"][2] == hosts.locks["b"][2] == "dynctl down"
     assert not any(hosts.root(name).exists() for name in "abc")
 
 
@@ -118,5 +122,58 @@ def test_a_host_that_cannot_be_reached_does_not_keep_others_from_being_cleared(h
     hosts.remotes["a"] = gone = ConnectError("a: no route")
 
     assert hosts.down() == {"a": gone, "b": None, "c": None}
-    assert hosts.locks["c"][1] == "dynctl down"
+    assert hosts.locks["c"][2] == "dynctl down"
     assert hosts.root("a").exists()
+
+
+def seats(hosts, *names):
+    return {
+        name: Seat(
+            hosts.inventory.host(name),
+            Place(name, str(hosts.root(name))),
+            sys.executable,
+            "none",
+        )
+        for name in names
+    }
+
+
+def hold(hosts, *names):
+    return hold_locks(
+        Fleet(hosts.inventory.hosts, hosts.remotes), seats(hosts, *names), "dynctl up"
+    )
+
+
+def test_up_holds_the_lock_of_every_host_it_changes_and_counts_on_the_first(hosts):
+    async def main():
+        async with hold(hosts, "b", "a") as held:
+            with pytest.raises(DynctlError, match="a: the cluster is locked by dynctl up"):
+                async with hold(hosts, "a", "b", "c"):
+                    pass
+            assert holder_of(hosts.root("c")) is None
+            return held, [holder_of(hosts.root(name)) for name in "ab"]
+
+    assert asyncio.run(main()) == ({"a": 1, "b": 1}, ["dynctl up", "dynctl up"])
+    assert [holder_of(hosts.root(name)) for name in "abc"] == [None, None, None]
+
+
+def test_who_gets_only_some_of_the_locks_gives_them_back(hosts):
+    onhost_lock.take(hosts.root("c") / "lock", UP | {"operation": "dynctl down"})
+
+    async def main():
+        async with hold(hosts, "a", "b", "c"):
+            pass
+
+    with pytest.raises(DynctlError, match="c: the cluster is locked by dynctl down"):
+        asyncio.run(main())
+    assert [holder_of(hosts.root(name)) for name in "abc"] == [None, None, "dynctl down"]
+
+
+def test_a_host_that_cannot_be_locked_is_told_by_its_error(hosts):
+    hosts.remotes["b"] = gone = ConnectError("b: no route")
+
+    async def main():
+        async with hold(hosts, "a", "b") as held:
+            return held
+
+    assert asyncio.run(main()) == {"a": 1, "b": gone}
