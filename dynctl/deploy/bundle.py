@@ -16,6 +16,7 @@ import sysconfig
 import tarfile
 import zipfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 import dynctl
@@ -125,10 +126,15 @@ def cache_dir() -> Path:
     return Path(os.environ.get("DYNCTL_CACHE") or Path.home() / ".cache" / "dynctl")
 
 
+@cache
 def bundle_digest(target: Target) -> str:
-    """Name the bundle by what goes into it: code, locks and target. Costs a few milliseconds."""
+    """Name the bundle by what goes into it: code, locks and target. Read once: hosts of one make have one bundle."""
+    return _digest(target, _code_files(target))
+
+
+def _digest(target: Target, code: list[tuple[str, bytes]]) -> str:
     content = hashlib.sha256(target.tag.encode())
-    for name, data in [*_code_files(target), *_lock_files()]:
+    for name, data in [*code, *_lock_files()]:
         content.update(f"{name}\0{len(data)}\0".encode())
         content.update(data)
     return content.hexdigest()[:16]
@@ -138,13 +144,16 @@ async def make_bundle(target: Target) -> Bundle:
     """Return the bundle for a target, building it when it is not in the cache.
 
     Raises:
-        DeployError: when wheels cannot be had; nothing is left half-made.
+        DeployError: when wheels cannot be had, or our own files change meanwhile; nothing is left half-made.
     """
     digest = bundle_digest(target)
     path = cache_dir() / "bundles" / f"{digest}.tar.gz"
     if not path.exists():
         wheels = await fetch_wheels(target)
-        await asyncio.to_thread(_pack, path, target, wheels)
+        code = _code_files(target)
+        if _digest(target, code) != digest:
+            raise DeployError("dynctl's own files changed while it ran", "run it again")
+        await asyncio.to_thread(_pack, path, code, wheels)
         _drop_old(path.parent)
     return Bundle(digest, path, path.stat().st_size)
 
@@ -229,9 +238,9 @@ def _code_files(target: Target) -> list[tuple[str, bytes]]:
     return files
 
 
-def _pack(path: Path, target: Target, wheels: list[Path]) -> None:
+def _pack(path: Path, code: list[tuple[str, bytes]], wheels: list[Path]) -> None:
     """Write the archive with fixed order, owners and times, so that equal content gives equal bytes."""
-    files = dict(_code_files(target))
+    files = dict(code)
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             for member in archive.infolist():

@@ -4,6 +4,7 @@ import io
 import sys
 import sysconfig
 import tarfile
+from dataclasses import replace
 
 import pytest
 
@@ -43,8 +44,8 @@ def test_a_host_without_python_or_of_unknown_libc_is_refused_with_its_name(facts
 
 
 def test_equal_content_gives_equal_bytes_and_only_what_hosts_need(tmp_path):
-    bundle._pack(tmp_path / "one.tar.gz", bundle.local_target(), [])
-    bundle._pack(tmp_path / "two.tar.gz", bundle.local_target(), [])
+    for name in ("one.tar.gz", "two.tar.gz"):
+        bundle._pack(tmp_path / name, bundle._code_files(bundle.local_target()), [])
 
     assert (tmp_path / "one.tar.gz").read_bytes() == (tmp_path / "two.tar.gz").read_bytes()
     with tarfile.open(
@@ -92,6 +93,49 @@ def test_digest_differs_between_targets():
     two = bundle.Target("3.12", "glibc-2.36", "x86_64")
 
     assert bundle.bundle_digest(one) != bundle.bundle_digest(two)
+
+
+@pytest.fixture
+def code(tmp_path, monkeypatch):
+    """Our own files as they are in a directory of the test; nothing is read twice by accident."""
+    reads = []
+
+    def files(target):
+        reads.append(target)
+        return [("dynctl/a.py", (tmp_path / "a.py").read_bytes())]
+
+    async def wheels(target):
+        return []
+
+    (tmp_path / "a.py").write_text("1")
+    monkeypatch.setenv("DYNCTL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(bundle, "_code_files", files)
+    monkeypatch.setattr(bundle, "fetch_wheels", wheels)
+    bundle.bundle_digest.cache_clear()
+    yield reads
+    bundle.bundle_digest.cache_clear()
+
+
+def test_our_own_files_are_read_once_for_all_hosts_of_one_make(code):
+    target = bundle.local_target()
+    made = asyncio.run(bundle.make_bundle(target))
+    code.clear()
+
+    digests = {bundle.bundle_digest(replace(target)) for _ in range(64)}
+
+    assert digests == {made.digest}
+    assert asyncio.run(bundle.make_bundle(target)).digest == made.digest
+    assert code == []
+
+
+def test_files_that_change_while_a_command_runs_never_get_the_old_name(code, tmp_path):
+    digest = bundle.bundle_digest(bundle.local_target())
+    (tmp_path / "a.py").write_text("2")
+
+    with pytest.raises(DeployError, match="files changed while it ran"):
+        asyncio.run(bundle.make_bundle(bundle.local_target()))
+    assert bundle.bundle_digest(bundle.local_target()) == digest
+    assert not list((tmp_path / "cache").rglob("*.tar.gz"))
 
 
 def test_pip_that_fails_or_hangs_is_told_in_one_line(monkeypatch):
