@@ -18,6 +18,7 @@ from dynctl.router.api.shapes import Usage
 from dynctl.router.api.streams import read_answer
 from dynctl.router.hits import Outlook
 from dynctl.router.sources.route import Route
+from dynctl.router.tokens import ModelTokenizer
 from dynctl.router.workers import Worker
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _FIRST_S = (0.5, 2.5, 4.5, 6.5)
 _BLOCKS = 4
 _USUAL_BLOCK = 16
 _WORD_CHARS = 6
-"""A random word of hex digits is two tokens or more under any vocabulary."""
+"""A random word of hex digits is two tokens or more wherever words are made of parts."""
 _TIMEOUT_S = 10.0
 
 
@@ -84,7 +85,7 @@ class Prober:
         if route is None:
             return
         size = worker.block_size or _USUAL_BLOCK
-        text = self._words(_BLOCKS * size)
+        text = new_text(desk.tokens.tokenizer, _BLOCKS * size, self._rng)
         booking = worker.book(_BLOCKS * size, _BLOCKS * size, 1, now_s, 0.0)
         try:
             first = await _complete(route, worker.info.model, text)
@@ -113,9 +114,15 @@ class Prober:
         repeated = outlook._replace(held=cacheable * size, predicted=cacheable * size)
         desk.probes.ended(repeated, cached, now_s)
 
-    def _words(self, num_tokens: int) -> str:
-        number = max(num_tokens // 2, 1) + 1
-        return " ".join(f"{self._rng.getrandbits(4 * _WORD_CHARS):06x}" for _ in range(number))
+
+def new_text(tokenizer: ModelTokenizer | None, num_tokens: int, rng: random.Random) -> str:
+    """Write a text of some tokens that nobody can have cached."""
+    number = max(num_tokens // 2, 1) + 1
+    text = " ".join(f"{rng.getrandbits(4 * _WORD_CHARS):06x}" for _ in range(number))
+    if tokenizer is None or len(set(tokenizer.encode(text, has_special=False))) > 2:
+        return text
+    # A vocabulary of whole words takes them all for its unknown one, and that was asked for before.
+    return tokenizer.random_text(num_tokens + 1, rng)
 
 
 async def _complete(route: Route, model: str, text: str) -> Usage | None:

@@ -7,6 +7,7 @@ come from a cache. IO: files (once), threads.
 import asyncio
 import ctypes
 import os
+import random
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -78,6 +79,12 @@ class ModelTokenizer:
             0
         ].ids
         return ids
+
+    def random_text(self, num_tokens: int, rng: random.Random) -> str:
+        """Spell random tokens."""
+        size = self._tokenizer.get_vocab_size()
+        text: str = self._tokenizer.decode([rng.randrange(size) for _ in range(num_tokens)])
+        return text
 
     def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int] | None:
         """Tokenise a conversation, for the parity check."""
