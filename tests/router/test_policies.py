@@ -160,7 +160,7 @@ def test_no_engine_prefills_cheaper_than_the_bounds_say(steps):
 
 
 def test_kv_spreads_a_hot_prefix_before_a_rare_one():
-    holder, idle = load("holder", recent=9.0), load("idle", recent=5.0)
+    holder, idle = load("holder", recent=12.0), load("idle", recent=5.0)
     policy, need = load_policy("kv"), Need(1200, 20, 0)
 
     def choice(popularity):

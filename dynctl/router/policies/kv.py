@@ -19,15 +19,16 @@ _SHARE = 1.0
 _SHARE_SQUARE = 3.0
 """… and what its square does: a little unfairness is cheap, much is dear. Tuned with benchmarks/balance.py."""
 
-_CONTINUED = 0.2
+_CONTINUED = 0.1
 """Both weigh this much for a conversation under way: moving it costs its history and balances little. A start weighs as
 much as its prefix is popular: a copy of a hot prefix takes load off its holder for good, one of a rare prefix does not; …"""
 
 _RARE, _HOT = 0.3, 2.0
 """… within these bounds."""
 
-_SHARE_PRIOR = 1.0
-"""Requests each engine is taken to have had before the first one: a handful says nothing about shares."""
+_SHARE_PRIOR = 4.0
+"""Requests each engine is taken to have had before the first one: a handful says nothing about shares, and copies made
+on its word are the ones that turn out not to be needed."""
 
 
 _RECENT = itemgetter(Load._fields.index("recent"))
