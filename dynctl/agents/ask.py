@@ -29,6 +29,9 @@ _UCRED = struct.Struct("3i")
 Pids = Callable[[], Collection[int]]
 """Lists the processes of one start; called only when something answered, since it reads all of /proc."""
 
+Say = Callable[[str], None]
+"""Takes in what something that starts lacks, one line, for people."""
+
 
 class UnfitError(EngineError):
     """Raised when what answers can never become ready: wrong program, model or version."""
@@ -68,6 +71,19 @@ async def answers(at: Endpoints) -> bool:
     return await status_of(at, "/health") == 200
 
 
+async def is_healthy(at: Endpoints, say: Say) -> bool:
+    """Tell whether `GET /health` says 200, and `say` what it does instead."""
+    try:
+        response = await ask(at, "GET", "/health")
+    except UpstreamError as error:
+        say(f"no answer to /health: {error.message}")
+        return False
+    if response.status != 200:
+        reason = clean(response.body.decode("utf-8", "replace"), 120)
+        say(f"/health answered {response.status}" + (f": {reason}" if reason else ""))
+    return response.status == 200
+
+
 async def metrics(at: Endpoints) -> str:
     """Fetch `/metrics`.
 
@@ -98,20 +114,21 @@ async def listener_pid(path: str) -> int | None:
 
 
 async def engine_facts(
-    wish: EngineWish, capabilities: Capabilities, at: Endpoints, own_pids: Pids
+    wish: EngineWish, capabilities: Capabilities, at: Endpoints, own_pids: Pids, say: Say
 ) -> Facts | None:
     """Go through all an engine must show to be ready: health, identity, version, a token, its model, its cache.
 
-    Returns None while it is not there yet.
+    Returns None while it is not there yet; `say` has been told what it lacks.
 
     Raises:
         UnfitError: when waiting would not help.
     """
-    if not await answers(at):
+    if not await is_healthy(at, say):
         return None
     if at.socket:
         pid = await listener_pid(at.socket)
         if pid is None:
+            say("nobody listens on its socket")
             return None
         if pid not in own_pids():
             raise UnfitError(
@@ -119,10 +136,12 @@ async def engine_facts(
             )
     try:
         await _check_version(wish, capabilities, at)
+        say("/health says 200; asked for a first token")
         await _produce_token(wish, at)
         max_model_len = await _model_limit(wish, at)
         facts = cache_facts(await metrics(at))
-    except (UpstreamError, ProbeError):
+    except (UpstreamError, ProbeError) as error:
+        say(error.message)
         return None
     return Facts(
         block_size_tokens=facts.block_size_tokens or wish.block_size_tokens or 0,

@@ -14,7 +14,7 @@ import msgspec
 
 from dynctl import registry
 from dynctl.agents import ask
-from dynctl.agents.ask import Pids
+from dynctl.agents.ask import Pids, Say
 from dynctl.agents.host import ports
 from dynctl.agents.launch import Capabilities, Endpoints, EngineKind, Launch, Places
 from dynctl.agents.lifecycle import RestartPolicy
@@ -69,8 +69,8 @@ class Program(ABC):
         """Tell whether it can take the port over from a program of the same id, as that port is bound."""
 
     @abstractmethod
-    async def check(self, run: Run, own_pids: Pids) -> Facts | None:
-        """Ask once whether it is ready; None: not yet.
+    async def check(self, run: Run, own_pids: Pids, say: Say) -> Facts | None:
+        """Ask once whether it is ready; None: not yet, and `say` has been told what it lacks.
 
         Raises:
             UnfitError: when it never will be.
@@ -120,9 +120,10 @@ class EngineProgram(Program):
         """An engine's port is its GPU: two do not fit."""
         return False
 
-    async def check(self, run: Run, own_pids: Pids) -> Facts | None:
+    async def check(self, run: Run, own_pids: Pids, say: Say) -> Facts | None:
         """An engine is ready when it has produced a token."""
-        return await ask.engine_facts(self.wish, self.engine.capabilities, run.at, own_pids)
+        can = self.engine.capabilities
+        return await ask.engine_facts(self.wish, can, run.at, own_pids, say)
 
     async def is_idle(self, run: Run) -> bool:
         """No request runs or waits; an engine that cannot tell is drained by the time limit alone."""
@@ -200,9 +201,12 @@ class RouterProgram(Program):
         """It listens where the other does."""
         return isinstance(other, RouterProgram) and other.wish.listen == self.wish.listen
 
-    async def check(self, run: Run, own_pids: Pids) -> Facts | None:
+    async def check(self, run: Run, own_pids: Pids, say: Say) -> Facts | None:
         """A router is ready when its admin socket says so and is its own."""
-        if not await ask.answers(run.at) or await ask.listener_pid(run.at.socket) not in own_pids():
+        if not await ask.is_healthy(run.at, say):
+            return None
+        if await ask.listener_pid(run.at.socket) not in own_pids():
+            say("its admin socket is another process's")
             return None
         return Facts()
 
@@ -244,9 +248,12 @@ class RelayProgram(Program):
         """It listens where the other does."""
         return isinstance(other, RelayProgram) and other.wish == self.wish
 
-    async def check(self, run: Run, own_pids: Pids) -> Facts | None:  # noqa: ARG002
+    async def check(self, run: Run, own_pids: Pids, say: Say) -> Facts | None:  # noqa: ARG002
         """A relay is ready when the process we started listens on the port."""
-        return Facts() if ports.owners(self.wish.port, own_pids()) else None
+        if ports.owners(self.wish.port, own_pids()):
+            return Facts()
+        say(f"does not listen on port {self.wish.port} yet")
+        return None
 
 
 AnyProgram = EngineProgram | RouterProgram | RelayProgram

@@ -32,6 +32,7 @@ def unit_status(unit: Unit) -> UnitStatus:
         gpu_uuids=program.gpu_uuids,
         bundle=run.bundle if run else "",
         beside=program.id if unit.is_aside else "",
+        seen=unit.seen,
     )
 
 

@@ -53,6 +53,8 @@ class Unit:
         """Drained by a person."""
         self.is_leaving = False
         """No longer in the slice: forgotten once it is stopped."""
+        self.seen = ""
+        """What it was last found to lack while it starts."""
         self.predecessor: str | None = None
         """Socket at which the process it is to follow offers its port."""
         self.log = LogFile(host.root.log_path(program.id), host.settings.log)
@@ -209,7 +211,7 @@ class Unit:
             hint = f" ({error.hint})" if error.hint else ""
             text = error.message + hint
             return Event.DEADLINE_PASSED, Cause("config", text, is_final=True)
-        self.run = replace(run, facts=facts)
+        self.run, self.seen = replace(run, facts=facts), ""
         return Event.BECAME_READY, None
 
     async def _ask_until_ready(self, run: Run, limit_s: float) -> Facts | None:
@@ -217,7 +219,9 @@ class Unit:
         try:
             async with asyncio.timeout(limit_s):
                 while True:
-                    facts = await self.program.check(run, partial(own_pids, run.identity))
+                    facts = await self.program.check(
+                        run, partial(own_pids, run.identity), self._note_seen
+                    )
                     if facts is not None:
                         return facts
                     await asyncio.sleep(wait_s)
@@ -225,13 +229,19 @@ class Unit:
         except TimeoutError:
             return None
 
-    def _overdue(self) -> Cause:
-        limit = format_seconds(self.program.deadline_s)
-        if self.run is not None and self.run.identity is None:
-            return Cause("deadline", f"no token from {self.run.at.url} within {limit}")
-        text = f"not ready within {limit}"
+    def _note_seen(self, text: str) -> None:
+        run = self.run
+        if run is not None and run.identity is None:
+            self.seen = f"{run.at.url}: {text}"
+            return
         last = self.log.last_lines(1, this_start=True)
-        return Cause("deadline", text + (f"; its last line: {clean(last[0])}" if last else ""))
+        self.seen = text + (f"; its last line: {clean(last[0], 200)}" if last else "")
+
+    def _overdue(self) -> Cause:
+        what = "no token" if self.run is not None and self.run.identity is None else "not ready"
+        seen = f"; last seen: {self.seen}" if self.seen else ""
+        text = f"{what} within {format_seconds(self.program.deadline_s)}{seen}"
+        return Cause("deadline", text)
 
     async def _watch(self) -> Outcome:
         """A process is watched by its pidfd, and an engine for progress; an adopted server is asked again and again."""
@@ -327,6 +337,7 @@ class Unit:
     def _release(self) -> None:
         """Give back what one start held."""
         self._host.leases = leases.release(self._host.leases, self.program.id)
+        self.seen = ""
         if self.run is not None:
             self._host.root.drop_directory(self.run.incarnation)
             self.run = None

@@ -118,7 +118,8 @@ def _draw(statuses: dict[str, Any]) -> None:
                 if unit.started_unix_s is None
                 else format_seconds(time.time() - unit.started_unix_s)
             )
-            note = unit.url if unit.state is EngineState.READY else unit.last_error
+            is_ready = unit.state is EngineState.READY
+            note = unit.url if is_ready else unit.seen or unit.last_error
             if unit.beside:
                 is_next = unit.state is EngineState.STARTING
                 note = f"{'takes over from' if is_next else 'handed over to'} {unit.beside}"

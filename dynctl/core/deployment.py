@@ -65,3 +65,5 @@ class UnitStatus:
     """Of the code it was started with; empty: not from a bundle."""
     beside: str = ""
     """The unit it takes over from or has handed over to; empty: it is a unit itself."""
+    seen: str = ""
+    """What one that starts was last found to lack, one line; empty: nobody looked yet, or it is ready."""

@@ -73,6 +73,8 @@ class EngineSpec:
     """Accept an engine older than the supported floor (CPU test machines)."""
     device: str = "gpu"
     """`gpu` or `cpu`; sim engines need neither."""
+    start_deadline_s: float | None = None
+    """How long a start may take until a token comes; None: the kind's own limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,13 @@ Stops at the first failure and says what was done; every step can be taken again
 import asyncio
 import json
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from dynctl.agents.client import AgentClient
+from dynctl.agents.programs import EngineProgram
 from dynctl.agents.protocol import AgentStatus
 from dynctl.core.deployment import EngineState, UnitStatus
 from dynctl.core.inventory import HostEntry, Inventory
@@ -29,9 +31,11 @@ from dynctl.remote.fleet import Fleet
 from dynctl.remote.port import Remote
 
 READY_TIMEOUT_S = 1800.0
-"""Loading weights from a cold disk takes this long at most; engines have deadlines of their own."""
+"""Loading weights from a cold disk takes this long at most, unless an engine is given longer (`start_deadline_s`)."""
 HEARTBEAT_S = 10.0
 POLL_S = 0.25
+_MAX_TOLD = 8
+"""Units that are named each time it is told what is waited for."""
 LOST_S = 15.0
 """An agent that died is started again by systemd within a few seconds; what does not answer for longer is lost."""
 _TELLING = frozenset({ExitCode.TRUST, ExitCode.UNKNOWN, ExitCode.LOCKED, ExitCode.GATE})
@@ -97,13 +101,15 @@ async def wait_ready(
 ) -> dict[str, AgentStatus]:
     """Wait until every unit of every host is as wished and ready.
 
-    Tells each change and, every 10 s, what is waited for.
+    Tells each change and, every 10 s, what is waited for: since when, for how long at most, and what it was last seen
+    to lack.
 
     Raises:
         DeployError: exit 6 when a unit failed for good, stayed what it was, or time ran out; 3 when an agent is lost.
     """
     started = last_told = time.monotonic()
     told: dict[str, EngineState] = {}
+    limits = _limits_s(goals)
     rounds = _Rounds(clients, tell)
     while True:
         statuses = await rounds.ask()
@@ -112,22 +118,60 @@ async def wait_ready(
         if _tell_changes(units, told, tell):
             last_told = now
         _refuse_failed(units)
-        waiting = [f"{u.id} {u.state.value}" for _, u in units if u.state is not EngineState.READY]
+        waiting = [(name, u) for name, u in units if u.state is not EngineState.READY]
         if not waiting:
             _refuse_unchanged(statuses, goals)
             await _tell_findings(clients, statuses, tell)
             return statuses
-        if now - started > READY_TIMEOUT_S:
-            raise DeployError(
-                f"not ready after {format_seconds(READY_TIMEOUT_S)}: {', '.join(waiting)}",
-                "dynctl status; dynctl logs UNIT",
-                code=ExitCode.GATE,
-            )
+        _refuse_late(waiting, limits, now - started)
         if now - last_told > HEARTBEAT_S:
-            passed = f"{format_seconds(now - started)} of {format_seconds(READY_TIMEOUT_S)}"
-            tell("", "wait", f"{', '.join(waiting)}, {passed}")
+            for name, unit in waiting[:_MAX_TOLD]:
+                passed = f"{format_seconds(now - started)} of {format_seconds(limits[unit.id])}"
+                tell(name, unit.id, f"{unit.state.value}, {passed}{_seen(unit)}")
+            if len(waiting) > _MAX_TOLD:
+                tell("", "wait", f"and {len(waiting) - _MAX_TOLD} more, see dynctl status")
             last_told = now
         await asyncio.sleep(POLL_S)
+
+
+def _limits_s(goals: Goals) -> Mapping[str, float]:
+    """How long each engine may be waited for; routers and relays as long as the most patient one.
+
+    A process that is late is ended and started again by its agent, which says when it gives up. A server that is not
+    ours is asked without end: there nobody else gives up.
+    """
+    limits: dict[str, float] = {}
+    for goal in goals.hosts.values():
+        for wish in goal.slice.engines:
+            program = EngineProgram(wish)
+            is_ours = program.engine.capabilities.is_process
+            limits[wish.id] = max(program.deadline_s, READY_TIMEOUT_S if is_ours else 0.0)
+    longest_s = max([READY_TIMEOUT_S, *limits.values()])
+    return defaultdict(lambda: longest_s, limits)
+
+
+def _refuse_late(
+    waiting: Sequence[tuple[str, UnitStatus]], limits: Mapping[str, float], passed_s: float
+) -> None:
+    late = [(name, unit) for name, unit in waiting if passed_s > limits[unit.id]]
+    if not late:
+        return
+    lines = [
+        f"{name}: {unit.id} is not ready after {format_seconds(passed_s)}{_seen(unit)}"
+        for name, unit in late
+    ]
+    raise DeployError(
+        "\n  ".join(lines),
+        f"dynctl logs {late[0][1].id}; its agent goes on, so look again with dynctl status. "
+        "engine.start_deadline_s in the inventory gives engines longer",
+        code=ExitCode.GATE,
+    )
+
+
+def _seen(unit: UnitStatus) -> str:
+    """What a unit that is not ready was last found to lack, else why it last ended."""
+    text = clean(unit.seen or unit.last_error, 300)
+    return f": {text}" if text else ""
 
 
 async def _tell_findings(

@@ -121,6 +121,7 @@ def _engine(
         env=tuple((name, _reference(planned.name, name, value)) for name, value in spec.env),
         kv_transfer=replica.role is not Role.AGGREGATED,
         allow_old_version=spec.allow_old_version,
+        start_deadline_s=spec.start_deadline_s,
         url=urls.get(replica.id, ""),
         tokenizer=None if wish.tokenizer is None else place.path(wish.tokenizer),
         revision=wish.revision,

@@ -146,6 +146,7 @@ def _engine(part: str | EnginePart) -> EngineSpec:
         urls=tuple(part.urls),
         allow_old_version=part.allow_old_version,
         device=part.device,
+        start_deadline_s=part.start_deadline_s,
     )
 
 

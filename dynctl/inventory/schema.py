@@ -213,6 +213,8 @@ class EnginePart(_Part):
     """Accept an engine older than the supported one, as CPU test machines need."""
     device: Literal["gpu", "cpu"] = "gpu"
     """What the engine runs on (vllm)."""
+    start_deadline_s: Annotated[Float, Field(gt=0, le=86400)] | None = None
+    """How long a start may take until a token comes; without it 1800 for vllm, 60 for external, 30 for sim."""
 
 
 def _engine_kind(item: object) -> str:

@@ -122,7 +122,28 @@ def test_server_that_never_answers_is_named_by_its_url(supervised, tools, port):
         await supervisor.apply(tools.host_slice(silent))
         await tools.until(supervisor, lambda: tools.state(supervisor, "ext-0") is S.BACKOFF)
         told = supervisor.status.units[0].last_error
-        assert told == f"no token from http://127.0.0.1:{port} within 1.0 s"
+        assert told.startswith(
+            f"no token within 1.0 s; last seen: http://127.0.0.1:{port}: no answer"
+        )
+        assert "onnect" in told
+        await supervisor.shutdown(now=True)
+
+    supervised(body)
+
+
+def test_what_a_server_lacks_is_told_while_it_is_waited_for(supervised, tools, server, port):
+    def seen(supervisor):
+        return supervisor.status.units[0].seen
+
+    async def body(supervisor):
+        await supervisor.apply(tools.host_slice(wish(port)))
+        await tools.until(supervisor, lambda: "no answer to /health" in seen(supervisor))
+        assert seen(supervisor).startswith(f"http://127.0.0.1:{port}: ")
+        assert tools.state(supervisor, "ext-0") is S.STARTING
+
+        server(port)
+        await tools.until(supervisor, lambda: tools.state(supervisor, "ext-0") is S.READY)
+        assert seen(supervisor) == ""
         await supervisor.shutdown(now=True)
 
     supervised(body)

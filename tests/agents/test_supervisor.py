@@ -136,6 +136,23 @@ def test_engine_that_serves_another_model_never_becomes_ready(supervised, engine
     supervised(body)
 
 
+def test_what_an_engine_lacks_is_told_while_it_starts(supervised, engine, tools, tmp_path):
+    hang = tmp_path / "hang"
+    hang.touch()
+
+    async def body(supervisor):
+        flags = {"hang-file": str(hang), "say": "weights are there"}
+        await supervisor.apply(tools.host_slice(engine(flags=flags)))
+        wanted = "/health says 200; asked for a first token; its last line: weights are there"
+        await tools.until(supervisor, lambda: supervisor.status.units[0].seen == wanted)
+        hang.unlink()
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+        assert supervisor.status.units[0].seen == ""
+        await supervisor.shutdown(now=True)
+
+    supervised(body)
+
+
 def test_start_that_takes_too_long_is_ended_and_counted(supervised, engine, tools):
     async def body(supervisor):
         flags = {"sleep-first": "600", "say": "loading weights"}

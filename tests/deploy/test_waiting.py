@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
-from dynctl.agents.protocol import AgentStatus
+from dynctl.agents.protocol import AgentStatus, EngineWish
 from dynctl.core.deployment import EngineState, UnitStatus
 from dynctl.deploy import apply
 from dynctl.deploy.goals import Goals, HostGoal
@@ -84,6 +85,62 @@ def test_a_router_that_says_nothing_of_its_engines_is_no_failure(monkeypatch, go
     told, _ = wait(monkeypatch, goals, agent)
 
     assert told == [("a", "r0", "does not say what it finds of engines: no router answers")]
+
+
+def external(goals, name="a", **change):
+    """The goals with one adopted server more."""
+    wish = EngineWish(
+        "ext-0", "chat", "aggregated", "external", "m", url="http://10.0.0.9:80", **change
+    )
+    goal = goals.hosts[name]
+    slice_ = replace(goal.slice, engines=(*goal.slice.engines, wish))
+    return replace(goals, hosts={**goals.hosts, name: replace(goal, slice=slice_)})
+
+
+SILENT = UnitStatus("ext-0", "engine", EngineState.STARTING, seen="http://10.0.0.9:80: no answer")
+
+
+def test_an_engine_is_waited_for_as_long_as_it_is_given(goals):
+    limits = apply._limits_s(external(goals))
+
+    assert limits["ext-0"] == 60
+    assert limits["chat-decode-0"] == limits["chat-router"] == apply.READY_TIMEOUT_S
+    limits = apply._limits_s(external(goals, start_deadline_s=7200))
+    assert limits["ext-0"] == limits["chat-router"] == 7200
+    assert limits["chat-decode-0"] == apply.READY_TIMEOUT_S
+
+
+def test_a_server_that_never_answers_ends_up_with_what_was_seen_and_exit_6(monkeypatch, goals):
+    agent = Agent("a")
+    agent.units = (SILENT, replace(ROUTER, state=EngineState.STARTING, seen="/health answered 503"))
+
+    with pytest.raises(DeployError) as caught:
+        wait(monkeypatch, external(goals, start_deadline_s=0.05), agent)
+
+    assert caught.value.exit_code is ExitCode.GATE
+    assert caught.value.message.startswith("a: ext-0 is not ready after ")
+    assert caught.value.message.endswith(": http://10.0.0.9:80: no answer")
+    assert "start_deadline_s" in caught.value.hint
+
+
+def test_who_is_waited_for_is_told_with_what_was_seen(monkeypatch, goals):
+    agent, told = Agent("a"), []
+    agent.units = (SILENT, replace(SILENT, id="ext-1", seen="", last_error="it ended"))
+    monkeypatch.setattr(apply, "HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(apply, "POLL_S", 0.0)
+    monkeypatch.setattr(apply, "_refuse_unchanged", lambda *_: None)
+
+    def tell(*what):
+        told.append(what)
+        if len(told) == 4:  # two changes of state, then both again
+            agent.units = ()
+
+    asyncio.run(apply.wait_ready({"a": agent}, external(goals), tell))
+
+    assert [words[:2] for words in told] == [("a", "ext-0"), ("a", "ext-1")] * 2
+    assert told[2][2].startswith("starting, ")
+    assert told[2][2].endswith(" of 1m00s: http://10.0.0.9:80: no answer")
+    assert told[3][2].endswith(" of 30m00s: it ended")
 
 
 def test_an_agent_that_stays_away_ends_up_with_its_host_and_exit_3(monkeypatch, goals):
