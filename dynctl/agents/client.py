@@ -83,12 +83,12 @@ class AgentClient:
         """Ask for the host's figures now."""
         return await self._call("GET", "/v1/sample", HostSnapshot, timeout_s=_SAMPLE_S)
 
-    async def ask_router(self, unit_id: str, target: str) -> bytes:
-        """GET a path of a router's admin socket, as `/decisions?limit=1`: its JSON."""
+    async def ask_router(self, unit_id: str, target: str, method: str = "GET") -> bytes:
+        """Ask a path of a router's admin socket, as `/decisions?limit=1`: its JSON; a POST changes policy or shadow."""
         path = f"/v1/router/{quote(unit_id, safe='')}{target}"
         try:
             answer = await self._http.fetch(
-                "GET", path, timeout_s=_SAMPLE_S, max_body_bytes=_MAX_ANSWER_BYTES
+                method, path, timeout_s=_SAMPLE_S, max_body_bytes=_MAX_ANSWER_BYTES
             )
         except UpstreamError as error:
             raise self._unreachable(error) from error

@@ -28,7 +28,10 @@ _HEARTBEAT_S = 2.0
 _FOLLOW_S = 0.25
 _MAX_TAIL = 100_000
 _ROUTER_ANSWER_S = 10.0
-_OF_ROUTERS = ("decisions", "hits", "findings", "shadow")
+_OF_ROUTERS = {
+    "GET": ("decisions", "hits", "findings", "policy", "shadow"),
+    "POST": ("policy", "shadow"),
+}
 _CLOSE_GRACE_S = 2.0
 _TEXT = b"text/plain; charset=utf-8"
 _LINES = b"application/x-ndjson"
@@ -94,8 +97,8 @@ class ControlServer:
                 return self._put_slice(exchange)
             case ("GET", ["v1", "sample"]):
                 return self._sample(exchange)
-            case ("GET", ["v1", ("logs" | "router"), unit_id, *rest]):
-                return self._read_unit(exchange, unit_id, rest)
+            case ("GET" | "POST", ["v1", ("logs" | "router"), unit_id, *rest]):
+                return self._ask_unit(exchange, unit_id, rest)
             case ("POST", ["v1", ("drain" | "restart") as verb, unit_id]):
                 return self._change_unit(exchange, verb, unit_id)
             case ("POST", ["v1", "shutdown"]):
@@ -115,24 +118,25 @@ class ControlServer:
     async def _sample(self, exchange: Exchange) -> None:
         exchange.respond(200, encode(await self._sampler.sample()))
 
-    async def _read_unit(self, exchange: Exchange, unit_id: str, rest: list[str]) -> None:
-        if not rest and exchange.request.path.startswith("/v1/logs/"):
-            await self._logs(exchange, unit_id)
-        elif len(rest) == 1 and rest[0] in _OF_ROUTERS:
-            await self._ask_router(exchange, unit_id, rest[0])
-        else:
-            await _not_found(exchange, f"GET {clean(exchange.request.path)} is not known")
+    async def _ask_unit(self, exchange: Exchange, unit_id: str, rest: list[str]) -> None:
+        method, path = exchange.request.method, exchange.request.path
+        match (method, path.split("/")[2], rest):
+            case ("GET", "logs", []):
+                await self._logs(exchange, unit_id)
+            case (_, "router", [what]) if what in _OF_ROUTERS[method]:
+                await self._ask_router(exchange, unit_id, what)
+            case _:
+                await _not_found(exchange, f"{method} {clean(path)} is not known")
 
     async def _ask_router(self, exchange: Exchange, unit_id: str, what: str) -> None:
         unit = self._supervisor.units.get(unit_id)
         if unit is None or unit.run is None or not isinstance(unit.program, RouterProgram):
             await _not_found(exchange, f"no router {clean(unit_id)} runs on this host")
             return
-        query = exchange.request.query.decode("ascii", "replace")
+        request = exchange.request
+        target = f"/{what}?{request.query.decode('ascii', 'replace')}"
         try:
-            answer = await ask.ask(
-                unit.run.at, "GET", f"/{what}?{query}", timeout_s=_ROUTER_ANSWER_S
-            )
+            answer = await ask.ask(unit.run.at, request.method, target, timeout_s=_ROUTER_ANSWER_S)
         except UpstreamError as error:
             raise RouterError(f"{unit_id} does not answer: {error.message}") from error
         if answer.status != 200:

@@ -1,18 +1,15 @@
 """`dynctl explain`: why a request went where it went, and where the hits of all requests went. IO: ssh, sockets, terminal."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, Output, OutputOption
 from dynctl.cli.output import emit, emit_json, table, wait_for
+from dynctl.cli.routers import ask_deployments, ask_socket
 from dynctl.core.text import clean
-
-if TYPE_CHECKING:
-    from dynctl.core.inventory import Inventory
 
 _LAST = "last"
 _HITS = "hits"
@@ -48,11 +45,11 @@ def command(
 
     targets = _HIT_TARGETS if request == _HITS else (_target(request),)
     if admin_socket is not None:
-        answers = {str(admin_socket): wait_for(_ask_socket(str(admin_socket), targets))}
+        answers = {str(admin_socket): wait_for(ask_socket(str(admin_socket), targets))}
     else:
         from dynctl.cli.session import load
 
-        answers = wait_for(_ask_deployment(load(inventory, local=local), targets))
+        answers = wait_for(ask_deployments(load(inventory, local=local), targets))
     if request == _HITS:
         _show_hits(answers, output)
         return
@@ -77,63 +74,6 @@ def _target(request: str) -> str:
         if request == _LAST
         else f"/decisions?limit=100&request={quote(request, safe='')}"
     )
-
-
-async def _ask_socket(path: str, targets: Sequence[str]) -> list[Any]:
-    """Ask one router's admin socket; what it answers, decoded."""
-    from dynctl.errors import ConnectError
-    from dynctl.http1.upstream import Address, Upstream, UpstreamError
-
-    upstream = Upstream(Address(path=path))
-    found = []
-    try:
-        for target in targets:
-            answer = await upstream.fetch("GET", target)
-            if answer.status != 200:
-                raise ConnectError(f"the router on {path} answered {answer.status}")
-            found.append(_decoded(answer.body))
-    except UpstreamError as error:
-        raise ConnectError(f"no router answers on {path}: {error.message}") from error
-    finally:
-        await upstream.close()
-    return found
-
-
-async def _ask_deployment(wanted: "Inventory", targets: Sequence[str]) -> dict[str, list[Any]]:
-    """Ask every router of a cluster; what each answers, decoded, by its id."""
-    from dynctl.deploy.reach import reach_agents
-    from dynctl.errors import DynctlError, ExitCode
-    from dynctl.remote.fleet import open_fleet
-
-    found: dict[str, list[Any]] = {}
-    async with (
-        open_fleet(wanted.hosts, wanted.ssh) as fleet,
-        reach_agents(wanted, fleet) as clients,
-    ):
-        for client in clients.values():
-            if isinstance(client, DynctlError):
-                continue
-            for unit in (await client.status()).units:
-                if unit.kind == "router":
-                    found[unit.id] = [
-                        _decoded(await client.ask_router(unit.id, target)) for target in targets
-                    ]
-    if not found:
-        raise DynctlError(
-            f"no router of cluster {wanted.cluster} runs on any host that answers",
-            "dynctl status shows what runs",
-            code=ExitCode.REFUSED,
-        )
-    return found
-
-
-def _decoded(body: bytes) -> Any:  # noqa: ANN401 - a router's JSON
-    from dynctl.errors import DynctlError
-
-    try:
-        return json.loads(body)
-    except ValueError as error:
-        raise DynctlError("the router's answer is no JSON") from error
 
 
 def _show_hits(answers: Mapping[str, Sequence[Any]], output: Output) -> None:

@@ -34,6 +34,7 @@ COMMANDS = {
     "top": "Watch TTFT, ITL, KV hit rate, queues and GPUs live.",
     "bench": "Drive load against a deployment and report what it did.",
     "explain": "Say why a request went where it went, or missed the cache.",
+    "policy": "Show or change how running routers choose engines.",
     "logs": "Read the logs of engines, router and agents.",
     "down": "Drain and stop everything dynctl started.",
     "route": "Run a router alone, in front of engines that already run.",

@@ -72,7 +72,9 @@ WorkersOption = Annotated[
 ]
 AdminOption = Annotated[
     Path | None,
-    typer.Option("--admin-socket", help="Unix socket for /health, /metrics and /decisions."),
+    typer.Option(
+        "--admin-socket", help="Unix socket that explain and policy ask by the same flag."
+    ),
 ]
 
 

@@ -142,9 +142,7 @@ class Metrics:
         self.engine_failures = self._counter(
             "engine_failures_total", "Failed attempts.", ("engine", "reason")
         )
-        self.fallbacks = self._counter(
-            "fallbacks_total", "Choices by plain load, because policy or index failed."
-        )
+        self.fallbacks = self._counter("fallbacks_total", "Choices by load after a fault.")
         self.warmed_tokens = self._counter(
             "warmed_tokens_total", "Tokens of hot prefixes computed on engines that joined."
         )
@@ -153,9 +151,7 @@ class Metrics:
             "ttft_seconds", "Time to the first token of streams.", _TTFT_BOUNDS
         )
         self.ttft_error = self._histogram(
-            "ttft_error_seconds",
-            "How far a leg's first token was from its prediction.",
-            _TTFT_BOUNDS,
+            "ttft_error_seconds", "How far that was off what was expected.", _TTFT_BOUNDS
         )
         self.itl = self._histogram(
             "itl_seconds", "Gap between token events of streams.", _ITL_BOUNDS

@@ -423,3 +423,16 @@ def test_up_ends_when_caches_were_heard_of_and_names_engines_whose_are_not(clust
         assert f"degraded: {engine}: the engine's prefix cache is off (caching_off)" in degraded
     assert "degraded" not in sound
     assert hits["findings"] == []
+
+    changed = cluster.run("policy", "prefix", "--shadow", "random", "-o", "json").stdout
+    [row] = json.loads(changed)["routers"]
+    assert row == {
+        "router": "chat-router",
+        "policy": "prefix",
+        "shadow": "random",
+        "num_decisions": 0,
+    }
+    assert "there are: kv," in cluster.run("policy", "best", code=2).stderr
+    assert "no router of deployment b" in cluster.run("policy", "--deployment", "b", code=4).stderr
+    ended = cluster.run("policy", "--no-shadow").stdout
+    assert ended.splitlines()[1].split() == ["chat-router", "prefix", "–", "–"]

@@ -9,8 +9,9 @@ import pytest
 from router_bench import until
 from router_sims import Sim, generate, prompt_of, routed_sims
 
-from dynctl.cli import explain
+from dynctl.cli import explain, policy, routers
 from dynctl.cli.options import Output
+from dynctl.errors import DynctlError, UsageError
 from dynctl.http1.upstream import Address, Upstream
 from dynctl.router.server import Entrance
 
@@ -56,7 +57,7 @@ def test_a_request_is_explained_by_its_own_id_and_computed_again(run, short_dir,
             assert decision["ttft_ms"] > 0
             assert len(decision["candidates"]) == 2
 
-            (found,) = await explain._ask_socket(path, [f"/decisions?request={own_id}"])
+            (found,) = await routers.ask_socket(path, [f"/decisions?request={own_id}"])
             for item in explain._of_one_request(found):
                 explain._show(item)
             shown = capsys.readouterr().out
@@ -90,7 +91,7 @@ def test_where_hits_went_is_told_for_all_requests_together(run, short_dir, capsy
             for _ in range(3):
                 await generate(bench, prompt, 4)
             await until(lambda: len(bench.desk.probes.findings()) == 1)
-            answers = {"router-a": await explain._ask_socket(path, explain._HIT_TARGETS)}
+            answers = {"router-a": await routers.ask_socket(path, explain._HIT_TARGETS)}
             explain._show_hits(answers, Output.TABLE)
             shown = capsys.readouterr().out
             assert "router-a: 3 requests, 600 tokens" in shown
@@ -135,6 +136,34 @@ def test_policy_and_shadow_are_changed_live_without_dropping_a_stream(run, short
             status, shadow = await ask(path, "GET", "/shadow")
             assert (shadow["real"]["policy"], shadow["num_decisions"]) == ("prefix", 0)
             assert await ask(path, "POST", "/shadow?policy=") == (200, None)
+            await entrance.close(0.0)
+
+    run(main)
+
+
+def test_the_policy_command_changes_what_it_is_told_and_shows_the_rest(run, short_dir, capsys):
+    async def main():
+        async with routed_sims(Sim("e0", short_dir)) as bench:
+            entrance, path = await opened(bench, short_dir)
+
+            async def told(**flags):
+                given = {"admin_socket": path, "output": Output.JSON} | flags
+                await asyncio.to_thread(policy.command, **given)
+                [row] = json.loads(capsys.readouterr().out)["routers"]
+                return row["policy"], row["shadow"], row["num_decisions"]
+
+            assert await told() == ("kv", None, None)
+            assert await told(name="prefix") == ("prefix", None, None)
+            assert await told(shadow="kv") == ("prefix", "kv", 0)
+            await generate(bench, list(range(5, 60)), 2)
+            assert await told() == ("prefix", "kv", 1)
+            assert await told(no_shadow=True) == ("prefix", None, None)
+            for flags in ({"name": "best"}, {"shadow": "best"}, {"name": "random", "shadow": ""}):
+                with pytest.raises(DynctlError, match="none of the policies"):
+                    await told(**flags)
+            with pytest.raises(UsageError):
+                await told(shadow="kv", no_shadow=True)
+            assert await told() == ("prefix", None, None), "a refusal changes nothing"
             await entrance.close(0.0)
 
     run(main)
