@@ -24,8 +24,12 @@ from dynctl.checks.examine import examine, grouped, load_checks, select
 from dynctl.checks.finding import Severity
 from dynctl.cli.doctor_evidence import from_captures
 from dynctl.core.hardware import GpuProcess, GpuState
-from dynctl.core.machine import Limits
+from dynctl.core.inventory import HostEntry
+from dynctl.core.machine import Clock, Limits
+from dynctl.core.units import GIB
 from dynctl.discovery.capture import Capture, read_captures
+from dynctl.discovery.facts import HostFacts, TopoFacts
+from dynctl.discovery.judge import judge_host
 from dynctl.errors import DynctlError, UsageError
 
 CHECKS = load_checks()
@@ -270,3 +274,35 @@ def codes_of(text):
 )  # fmt: skip
 def test_captures_alone_fire_what_they_show(text, code):
     assert codes_of(text) == {code}
+
+
+def flapping(losses, state="up"):
+    return host(nics=(nic(num_link_downed=losses, state=state), eth()))
+
+
+def locking(limit, **facts):
+    return host(is_root=False, session_limits=Limits(limit, 1048576), has_linger=True, **facts)
+
+
+@pytest.mark.parametrize(
+    ("one", "codes"),
+    [
+        (host(clock=Clock(-2.1, 0.05)), {"clock-skew"}),
+        (host(clock=Clock(1.9, 0.0)), set()),
+        (host(clock=Clock(2.1, 0.2)), set()),
+        (flapping(10), {"port-flapping", "rdma-flapping"}),
+        (flapping(9), set()),
+        (flapping(200, "down"), set()),
+        (locking(64 * GIB), {"memlock-low"}),
+        (locking(512 * GIB), set()),
+        (locking(64 * 1024, nics=(eth(),)), set()),
+    ],
+)
+def test_discovery_and_doctor_judge_the_same_facts_alike(one, codes):
+    asked = {"clock-skew", "memlock-low", "port-flapping", "rdma-flapping"}
+    judged = judge_host(one, HostFacts(), TopoFacts((), ()), HostEntry("a", "192.168.0.1"))
+    told = {warning.code for warning in judged.warnings} & asked
+    found = {finding.code for finding in examine(planned(one), CHECKS).findings} & asked
+
+    assert told | found == codes
+    assert bool(told) is bool(found)

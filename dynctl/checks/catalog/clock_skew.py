@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dynctl.checks.evidence import Evidence
 from dynctl.checks.finding import Check, Finding, red_if
 from dynctl.checks.shell import on_host, root_line, where
+from dynctl.core.tolerances import MAX_SKEW_S, is_off
 
 CODE = "clock-skew"
 
@@ -12,7 +13,7 @@ CODE = "clock-skew"
 def _judge(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.topology.hosts:
         clock = host.clock
-        if clock is None or abs(clock.skew_s) - clock.error_s < _LEAST_S:
+        if clock is None or not is_off(clock):
             continue
         yield Finding(
             CODE,
@@ -25,12 +26,9 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             root_line(host, "timedatectl", "set-ntp", "true"),
             verify=(
                 f"echo $(( $({on_host(evidence.entry(host), 'date +%s')}) - $(date +%s) )) | "
-                + where(f"$1 >= {_LEAST_S} || $1 <= -{_LEAST_S}")
+                + where(f"$1 >= {MAX_SKEW_S:g} || $1 <= -{MAX_SKEW_S:g}")
             ),
         )
-
-
-_LEAST_S = 2
 
 
 CHECK = Check(CODE, "Clocks differ", _judge)

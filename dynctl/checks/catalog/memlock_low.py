@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dynctl.checks.evidence import Evidence
 from dynctl.checks.finding import Check, Finding, red_if
 from dynctl.checks.limits import limits_of
-from dynctl.core.machine import UNLIMITED
+from dynctl.core.tolerances import low_memlock_bytes
 from dynctl.core.units import format_bytes
 
 CODE = "memlock-low"
@@ -13,16 +13,10 @@ CODE = "memlock-low"
 
 def _judge(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.topology.hosts:
-        if not host.gpus and not any(nic.kind != "ethernet" for nic in host.nics):
+        value = low_memlock_bytes(host)
+        if value is None:
             continue
         source = limits_of(evidence, host)
-        value = source.limits.memlock_bytes
-        if (
-            value is None
-            or value == UNLIMITED
-            or (host.memory_bytes and value >= host.memory_bytes)
-        ):
-            continue
         has_rdma = any(nic.kind != "ethernet" and nic.state == "up" for nic in host.nics)
         yield Finding(
             CODE,

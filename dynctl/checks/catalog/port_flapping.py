@@ -5,17 +5,15 @@ from collections.abc import Iterator
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, Severity
 from dynctl.checks.shell import rdma_port, where
+from dynctl.core.tolerances import MANY_LINK_LOSSES, is_flapping
 
 CODE = "port-flapping"
-
-
-_MANY = 10
 
 
 def _judge(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.topology.hosts:
         for nic in host.nics:
-            if (nic.num_link_downed or 0) < _MANY or nic.state != "up":
+            if not is_flapping(nic):
                 continue
             yield Finding(
                 CODE,
@@ -26,7 +24,7 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
                 (f"link_downed = {nic.num_link_downed}",),
                 "change cable or transceiver; transfers under way die with each loss",
                 verify=where(
-                    f"$1 >= {_MANY}",
+                    f"$1 >= {MANY_LINK_LOSSES}",
                     f"{rdma_port(nic)}/counters/link_downed",
                 ),
                 verify_on=host.name,

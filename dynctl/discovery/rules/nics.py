@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dynctl.core.hardware import Nic
+from dynctl.core.tolerances import is_flapping
 from dynctl.discovery.nics import ports_of
 from dynctl.discovery.rdma import CARD_NAMES
 from dynctl.discovery.rules.case import Case, Found, Rule, gpus_in_words
@@ -12,8 +13,6 @@ from dynctl.planner.grouping import link_rank
 _SLOW_BITS_S = 50 * 10**9
 _SERVER_GPUS = 4
 """Smaller machines are rarely joined with others over RDMA."""
-_FLAPS = 100
-"""So many lost links since boot are no cable change; counters stop at 255 on older firmware."""
 _WHY = {
     "polling": " (polling: cable or switch port)",
     "disabled": " (disabled)",
@@ -104,7 +103,7 @@ def faults(case: Case) -> Found:
                 "rdma-below-card",
                 f"{nic.name} ({card}) runs at {rate:g} of {most:g} Gb/s: a split cable, a smaller board, or degraded; compare with the other hosts",
             )
-        if (nic.num_link_downed or 0) >= _FLAPS:
+        if is_flapping(nic):
             yield "rdma-flapping", f"{nic.name}: its link went down {nic.num_link_downed} times"
         if nic.kind == "roce" and nic.state == "up" and nic.mtu_bytes in {256, 512, 1024}:
             yield (

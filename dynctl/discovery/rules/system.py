@@ -1,15 +1,12 @@
 """The host itself: Python, limits, disk, addresses, clock. Pure."""
 
 from dynctl.core.addresses import is_public
-from dynctl.core.machine import UNLIMITED
-from dynctl.core.units import GIB, MIB, format_bytes
+from dynctl.core.tolerances import is_off, low_memlock_bytes
+from dynctl.core.units import GIB, format_bytes
 from dynctl.discovery.facts import SystemFacts
 from dynctl.discovery.rules.case import Case, Found, Rule
 
 _MIN_DISK_BYTES = 2 * GIB
-_MAX_SKEW_S = 1.0
-_MIN_MEMLOCK_BYTES = 64 * MIB
-"""Less than this cannot register one KV block buffer."""
 
 
 def programs(case: Case) -> Found:
@@ -68,12 +65,11 @@ def limits(case: Case) -> Found:
             "disk-low",
             f"only {format_bytes(host.disk_free_bytes)} free where dynctl keeps its files",
         )
-    memlock = host.engine_limits[1].memlock_bytes
-    has_rdma = any(nic.kind in {"infiniband", "roce"} and nic.state == "up" for nic in host.nics)
-    if has_rdma and memlock not in {None, UNLIMITED} and (memlock or 0) < _MIN_MEMLOCK_BYTES:
+    memlock = low_memlock_bytes(host)
+    if memlock is not None:
         yield (
             "memlock-low",
-            f"locked memory is limited to {format_bytes(memlock or 0)}: RDMA cannot register KV memory; raise memlock",
+            f"locked memory is limited to {format_bytes(memlock)}: RDMA cannot register KV memory; raise memlock",
         )
 
 
@@ -86,7 +82,7 @@ def addresses(case: Case) -> Found:
             f"the data address {host.data_address} is public: set data_address to a private one",
         )
     clock = host.clock
-    if clock is not None and abs(clock.skew_s) - clock.error_s > _MAX_SKEW_S:
+    if clock is not None and is_off(clock):
         yield (
             "clock-skew",
             f"its clock is {abs(clock.skew_s):.1f} s {'ahead of' if clock.skew_s > 0 else 'behind'} this machine's (± {clock.error_s:.1f} s)",
