@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dynctl.agents.engines.vllm import UCX_TCP_PORTS, net_devices
-from dynctl.core.hardware import Gpu, GpuState, Host
+from dynctl.core.hardware import GpuState, Host
 from dynctl.core.inventory import EngineSpec, HostEntry, Inventory
 from dynctl.core.text import clean
 from dynctl.errors import CommandError, DynctlError
@@ -11,6 +11,7 @@ from dynctl.linktest.answers import LookSaid, parse
 from dynctl.linktest.onhost import program
 from dynctl.linktest.pair import Seat
 from dynctl.linktest.view import Unmeasured
+from dynctl.planner.placement import Group, near_nics
 from dynctl.remote.fleet import Fleet
 from dynctl.remote.port import Remote, expand
 
@@ -61,26 +62,31 @@ async def _look(remote: Remote, python: str) -> LookSaid:
 
 
 def _seat(host: Host, remote: Remote, engine: EngineSpec, *, has_cuda: bool) -> Seat:
-    gpu = _free_gpu(host) if has_cuda else None
+    at = _free_gpu(host) if has_cuda else None
+    gpu = None if at is None else host.gpus[at]
     env = {
         "UCX_LOG_LEVEL": "info",
         "UCX_PROTO_INFO": "y",
         "UCX_TCP_PORT_RANGE": UCX_TCP_PORTS,
         "CUDA_VISIBLE_DEVICES": "" if gpu is None else gpu.uuid,
     }
-    nics = dict(host.gpu_nics).get(gpu.index, ()) if gpu is not None else ()
+    nics = () if at is None else near_nics(Group(host, (at,)))
     if nics:
-        # As engines get it: the devices next to the GPU.
+        # As engines get it: the devices next to the GPU that are up.
         env["UCX_NET_DEVICES"] = net_devices(nics)
     env |= {name: value for name, value in engine.env if name.startswith(_PASSED_ON)}
     python = expand(remote.home, engine.python or "")
     return Seat(host, remote, python, tuple(sorted(env.items())), {"has_gpu": gpu is not None})
 
 
-def _free_gpu(host: Host) -> Gpu | None:
-    """A GPU that nobody uses: the test takes some of its memory and of its bandwidth."""
-    real = [gpu for gpu in host.gpus if not gpu.is_simulated]
-    return next((gpu for gpu in real if gpu.state is GpuState.FREE and not gpu.processes), None)
+def _free_gpu(host: Host) -> int | None:
+    """Where a GPU is that nobody uses: the test takes some of its memory and of its bandwidth."""
+    free = (
+        at
+        for at, gpu in enumerate(host.gpus)
+        if not gpu.is_simulated and gpu.state is GpuState.FREE and not gpu.processes
+    )
+    return next(free, None)
 
 
 def _why_no_gpu(host: Host, said: LookSaid) -> str:
