@@ -1,4 +1,4 @@
-"""Blocks that one event stored behind each other, with what it takes to hash on from any of them.
+"""Blocks stored behind each other, by one event or by a sequence that decodes, with what it takes to hash on from any of them.
 
 Not here: which blocks can be found, events (`tracker`). Pure.
 """
@@ -8,14 +8,22 @@ from collections.abc import Iterable, Sequence
 
 from dynctl.kv.hashing import PrefixState
 
-NOBODY = -1
-"""No block's handle."""
-
 
 class Run:
-    """Blocks that one event stored, each below the one before. States between the two ends are made again when asked for."""
+    """Blocks each below the one before. States between the two ends are made again when asked for."""
 
-    __slots__ = ("_end", "_last", "_parent", "_start", "_stride", "_words", "blocks", "handles")
+    __slots__ = (
+        "_end",
+        "_holes",
+        "_last",
+        "_parent",
+        "_start",
+        "_stride",
+        "_words",
+        "blocks",
+        "handles",
+        "num_told",
+    )
 
     def __init__(
         self,
@@ -28,11 +36,15 @@ class Run:
     ) -> None:
         """`parent` is the block before the first."""
         self.handles: list[int | None] = list(handles)
-        """None where a block was removed and one behind it was not."""
+        """None where a block was removed and one behind it was not, …"""
+        self._holes: dict[int, int] | None = None
+        """… whose handles are here, by position."""
         self.blocks = blocks
         """Our hashes of the same."""
+        self.num_told = len(blocks)
+        """So many from the first on are told of; the tracker's note."""
         self._start = start
-        self._words = words
+        self._words: bytes | bytearray = words
         self._stride = len(words) // len(blocks)
         self._end = end
         self._parent = parent
@@ -49,6 +61,22 @@ class Run:
         digest = end.intdigest
         blocks = [digest() for _ in map(end.update, map(words.__getitem__, slices))]
         return cls(start, handles, blocks, words, end, parent)
+
+    def can_grow(self, handle: int, stride: int) -> bool:
+        """Tell whether a block of so many bytes may be put behind this one, which nothing hangs below."""
+        return self.handles[-1] == handle and self._stride == stride
+
+    def grow(self, handle: int, words: bytes) -> None:
+        """Put a block behind the last one: its packed tokens."""
+        length = len(self.handles) * self._stride
+        end = self._state_of(length).copy()  # where others begin is not to be fed
+        end.update(words)
+        if isinstance(self._words, bytes):
+            self._words = bytearray(self._words)
+        self._words[length:] = words
+        self.handles.append(handle)
+        self.blocks.append(end.intdigest())
+        self._end = end
 
     def position(self, handle: int) -> int:
         """Where a block is; asked for one after the other, that is known at once."""
@@ -71,16 +99,18 @@ class Run:
         return self.handles[behind] if behind < len(self.handles) else None
 
     def parent_of(self, handle: int) -> int | None:
-        """The block before one: None before a prompt's first, `NOBODY` where it is not held any more."""
+        """The block before one, held or not; None before a prompt's first."""
         at = self.position(handle)
         if at == 0:
             return self._parent
         above = self.handles[at - 1]
-        return NOBODY if above is None else above
+        return above if above is not None or self._holes is None else self._holes[at - 1]
 
     def state_at(self, handle: int) -> PrefixState:
         """The running hash up to and with a block; not to be fed."""
-        length = (self.position(handle) + 1) * self._stride
+        return self._state_of((self.position(handle) + 1) * self._stride)
+
+    def _state_of(self, length: int) -> PrefixState:
         if length == len(self._words):
             return self._end
         state = self._start.copy()
@@ -93,6 +123,9 @@ class Run:
         if at == len(self.handles) - 1:
             return self.pop()
         self.handles[at] = None
+        if self._holes is None:
+            self._holes = {}
+        self._holes[at] = handle
         return self.blocks[at]
 
     def pop(self) -> int:
@@ -102,6 +135,7 @@ class Run:
         block = blocks.pop()
         while handles and handles[-1] is None:
             del handles[-1], blocks[-1]
+        self.num_told = min(self.num_told, len(blocks))
         return block
 
 

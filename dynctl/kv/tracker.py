@@ -74,6 +74,11 @@ class BlockTracker:
         """By a missing block's handle: the cut-off ones just below it."""
         self._orphans: OrderedDict[int, list[_Orphan]] = OrderedDict()
         self._num_orphans = 0
+        self._fresh: list[Run] = []
+        """Runs with blocks that are not told of yet: `take` finds them there. What is rarer than blocks stored at the end
+        of a prompt, or evicted from there, is kept block by block in the next two."""
+        self._num_fresh = 0
+        """Blocks not told of in them."""
         self._stored: dict[int, None] = {}
         self._removed: dict[int, None] = {}
         self._has_cleared = False
@@ -93,7 +98,7 @@ class BlockTracker:
     def num_changes(self) -> int:
         """Count the blocks that `take` and `take_slower` would tell of."""
         slower = sum([blocks.num_changes for blocks in self._slower.values()])
-        return len(self._stored) + len(self._removed) + slower
+        return self._num_fresh + len(self._stored) + len(self._removed) + slower
 
     @property
     def slower_media(self) -> tuple[int, ...]:
@@ -124,7 +129,16 @@ class BlockTracker:
 
     def take(self) -> Delta:
         """Tell what has changed on the device since this was last asked."""
-        delta = Delta(list(self._stored), list(self._removed), self._has_cleared)
+        stored, removed = list(self._stored), list(self._removed)
+        for run in self._fresh:
+            stored += run.blocks[run.num_told :]
+            run.num_told = len(run.blocks)
+        if removed and (again := self._removed.keys() & stored):
+            # Evicted and stored again meanwhile.
+            stored = [block for block in stored if block not in again]
+            removed = [block for block in removed if block not in again]
+        delta = Delta(stored, removed, self._has_cleared)
+        self._fresh, self._num_fresh = [], 0
         self._stored, self._removed, self._has_cleared = {}, {}, False
         return delta
 
@@ -159,52 +173,77 @@ class BlockTracker:
         if medium != DEVICE:
             self._medium(medium).store(event)
             return
-        waiting = [_Orphan(event, now_s)]
+        if not self._append(event):
+            self._store_any(event, now_s)
+        elif self._orphans:
+            for handle in event.block_hashes:
+                for orphan in self._adopt(handle):
+                    self._store_any(orphan.event, now_s, orphan.removed)
+
+    def _append(self, event: BlockStored) -> bool:
+        """Do what `_store_any` does, for the plain event nearly all are; False where it is none: nothing was done then.
+
+        Plain is what is new and without keys of its own, while nothing is cut off anywhere. The whole cost of intake is here.
+        """
+        parent: int | None = event.parent_block_hash
+        handles, runs = event.block_hashes, self._runs
+        if self._cut_off or self._below_gap or not handles or any(event.extra_keys or ()):
+            return False
+        words = pack_tokens(event.token_ids)
+        above = None
+        if parent is not None:
+            above = runs.get(parent)
+            if above is None:
+                return False
+            if len(handles) == 1 and self._grow(above, parent, handles[0], words):
+                return True
+        name = b"" if event.lora_name is None else namespace(event.lora_name)
+        if parent is None or above is None:
+            start = self._hasher.start(name)
+        else:
+            start = above.state_at(parent)
+        run = Run.hashed(start, handles, words, parent)
+        number = len(runs)
+        for handle in handles:
+            runs.setdefault(handle, run)
+        if len(runs) != number + len(handles):
+            # One of them is held already, or named twice.
+            for handle in handles:
+                if runs.get(handle) is run:
+                    del runs[handle]
+            return False
+        if parent is None:
+            self.counts.num_keyed_roots += name != b""
+        else:
+            self._link(parent, handles[0])
+        run.num_told = 0
+        self._fresh.append(run)
+        self._num_fresh += len(handles)
+        return True
+
+    def _grow(self, run: Run, parent: int, handle: int, words: bytes) -> bool:
+        """Put a block behind the last one of a run, as a sequence that decodes does; False where it hangs elsewhere."""
+        if not run.can_grow(parent, len(words)) or parent in self._children or handle in self._runs:
+            return False
+        if run.num_told == len(run.blocks):
+            self._fresh.append(run)
+        run.grow(handle, words)
+        self._runs[handle] = run
+        self._num_fresh += 1
+        return True
+
+    def _store_any(self, event: BlockStored, now_s: float, removed: Iterable[int] = ()) -> None:
+        """Add an event's blocks but those removed meanwhile, and what waited for them; or let it wait for its parent."""
+        self._settle()  # parents are told of before their children
+        waiting = [_Orphan(event, now_s, set(removed))]
         while waiting:
             orphan = waiting.pop()
             parent = orphan.event.parent_block_hash
             if parent is not None and parent not in self._runs:
                 self._keep_orphan(parent, orphan)
                 continue
-            is_plain = not orphan.removed and self._is_plain(orphan.event)
-            added = (
-                self._append(orphan.event)
-                if is_plain
-                else self._extend(orphan.event, orphan.removed)
-            )
-            if self._orphans:
-                for handle in added:
-                    waiting += self._adopt(handle)
-
-    def _is_plain(self, event: BlockStored) -> bool:
-        """Tell whether all blocks are new and without keys of their own, and nothing is cut off anywhere."""
-        return (
-            not self._cut_off
-            and not self._below_gap
-            and not any(event.extra_keys or ())
-            and len(set(event.block_hashes)) == len(event.block_hashes)
-            and self._runs.keys().isdisjoint(event.block_hashes)
-        )
-
-    def _append(self, event: BlockStored) -> tuple[int, ...]:
-        """Do what `_extend` does, for the plain event nearly all are: the whole cost of ingest is here."""
-        parent, handles = event.parent_block_hash, event.block_hashes
-        if not handles:
-            return handles
-        name = namespace(event.lora_name)
-        start = self._hasher.start(name) if parent is None else self._runs[parent].state_at(parent)
-        self.counts.num_keyed_roots += parent is None and name != b""
-        run = Run.hashed(start, handles, pack_tokens(event.token_ids), parent)
-        blocks = run.blocks
-        self._runs.update(dict.fromkeys(handles, run))
-        if parent is not None:
-            self._link(parent, handles[0])
-        if self._removed.keys().isdisjoint(blocks):
-            self._stored.update(dict.fromkeys(blocks))
-        else:
-            for block in blocks:
-                self._publish(block)
-        return handles
+            for handle in self._extend(orphan.event, orphan.removed):
+                waiting += self._adopt(handle)
 
     def _extend(self, event: BlockStored, removed: set[int]) -> list[int]:
         """Add the event's blocks to their parent; returns the handles added."""
@@ -266,7 +305,16 @@ class BlockTracker:
         else:
             self._removed[block] = None
 
+    def _settle(self) -> None:
+        """Keep block by block what is not told of yet."""
+        for run in self._fresh:
+            for block in run.blocks[run.num_told :]:
+                self._publish(block)
+            run.num_told = len(run.blocks)
+        self._fresh, self._num_fresh = [], 0
+
     def _drop(self, handle: int) -> None:
+        self._settle()
         below = [child for child in self._living(handle) if child != handle]
         self._children.pop(handle, None)
         block = self._runs.pop(handle).remove(handle)
@@ -339,16 +387,33 @@ class BlockTracker:
             return
         runs, children = self._runs, self._children
         for handle in event.block_hashes:
-            run = runs.get(handle)
-            if run is not None:
-                if run.handles[-1] == handle and handle not in children and not self._cut_off:
-                    # Engines evict from the tail: nothing hangs below.
-                    del runs[handle]
-                    self._withdraw(run.pop())
+            run = runs.pop(handle, None)
+            if run is None:
+                if not self._remove_from_orphans(handle):
+                    self.counts.num_unknown_removed += 1
+            elif (
+                run.handles[-1] != handle
+                or self._cut_off
+                or (handle in children and not self._is_leaf(handle))
+            ):
+                runs[handle] = run
+                self._drop(handle)
+            else:
+                # Engines evict from the tail.
+                is_told = run.num_told == len(run.blocks)
+                block = run.pop()
+                if is_told:
+                    self._withdraw(block)
                 else:
-                    self._drop(handle)
-            elif not self._remove_from_orphans(handle):
-                self.counts.num_unknown_removed += 1
+                    self._num_fresh -= 1
+
+    def _is_leaf(self, handle: int) -> bool:
+        """Tell whether nothing is held any more of what hung below the last block of a run."""
+        linked = self._children[handle]
+        if any(child in self._runs for child in (linked if isinstance(linked, set) else (linked,))):
+            return False
+        del self._children[handle]
+        return True
 
     def _medium(self, medium: int) -> SlowerBlocks:
         found = self._slower.get(medium)
@@ -365,6 +430,8 @@ class BlockTracker:
         self._below_gap.clear()
         self._orphans.clear()
         self._num_orphans = 0
+        self._fresh.clear()
+        self._num_fresh = 0
         self._stored.clear()
         self._removed.clear()
         self._has_cleared = True
