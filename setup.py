@@ -7,7 +7,7 @@ another machine) the source is used. Only wheels are compiled, never a working t
 import os
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 
 COMPILED = {
     "dynctl/agents/relay": "forward metrics relay",
@@ -23,6 +23,9 @@ COMPILED = {
 """The way of a request and of a KV event through router and relay. Not: types that msgspec builds (it makes those classes
 itself), starting and stopping, what waits for sockets in coroutines."""
 
+IN_C = ["dynctl/kv/token_ids.c"]
+"""What mypyc cannot do without an object per number. Beside its source as well, and as short."""
+
 
 def _extensions():
     if os.environ.get("DYNCTL_COMPILE") != "1":
@@ -34,7 +37,11 @@ def _extensions():
     missing = [file for file in files if not (here / file).is_file()]
     if missing:
         raise SystemExit(f"setup.py: no such modules to compile: {', '.join(missing)}")
-    return mypycify(files, opt_level="3", debug_level="0", group_name="dynctl")
+    compiled = mypycify(files, opt_level="3", debug_level="0", group_name="dynctl")
+    return compiled + [
+        Extension(file.removesuffix(".c").replace("/", "."), [file], extra_compile_args=["-O3"])
+        for file in IN_C
+    ]
 
 
 setup(ext_modules=_extensions())

@@ -1,12 +1,13 @@
 """vLLM's KV event batches: decoding (map form of 2026, array form of 2025, both tolerant) and encoding (map form).
 
-Unknown event tags and fields are skipped and counted, sizes are bounded, nothing is ever unpickled.
+Unknown event tags and fields are skipped and counted, sizes are bounded, nothing is ever unpickled. All of a batch is
+decoded in one go in the form its first event has; what does not fit is taken event by event.
 Written from captured batches of vLLM 0.32.0 (tests/kv/captures) and its wire notes.
 Not here: order and gaps (`sequence`), our hashes (`tracker`), sockets. Pure.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -21,14 +22,15 @@ from dynctl.core.kv import (
     medium_of,
 )
 from dynctl.errors import DynctlError
+from dynctl.kv import token_ids
 
 MAX_PAYLOAD_BYTES = 8 * 1024**2
 """Above any batch an engine makes in one step; a larger one is refused unread."""
 
 _MAP_FIRST_BYTES = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
+_ARRAY_FIRST_BYTES = frozenset([bytes([head]) for head in (*range(0x90, 0xA0), 0xDC, 0xDD)])
 
 _Hash = int | bytes
-_Token = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _BlockSize = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
 
 
@@ -36,8 +38,7 @@ class EventError(DynctlError):
     """Raised when a batch cannot be understood: not msgpack, wrong shape, or beyond the bounds."""
 
 
-@dataclass(frozen=True, slots=True)
-class EventBatch:
+class EventBatch(msgspec.Struct, frozen=True, gc=False):
     """What one engine step did to its cache."""
 
     ts: float
@@ -48,10 +49,10 @@ class EventBatch:
     """Events of a kind this version does not know, left out."""
 
 
-class _Stored(msgspec.Struct, tag="BlockStored", tag_field="type", omit_defaults=False):
+class _Stored(msgspec.Struct, tag="BlockStored", tag_field="type", gc=False):
     block_hashes: list[_Hash]
     parent_block_hash: _Hash | None
-    token_ids: list[_Token]
+    token_ids: msgspec.Raw
     block_size: _BlockSize
     lora_id: int | None = None
     medium: str | None = None
@@ -61,7 +62,7 @@ class _Stored(msgspec.Struct, tag="BlockStored", tag_field="type", omit_defaults
     kv_cache_spec_kind: str | None = None
 
 
-class _Removed(msgspec.Struct, tag="BlockRemoved", tag_field="type"):
+class _Removed(msgspec.Struct, tag="BlockRemoved", tag_field="type", gc=False):
     block_hashes: list[_Hash]
     medium: str | None = None
     group_idx: int | None = None
@@ -71,11 +72,11 @@ class _Cleared(msgspec.Struct, tag="AllBlocksCleared", tag_field="type"):
     pass
 
 
-class _StoredArray(_Stored, tag="BlockStored", array_like=True):
+class _StoredArray(_Stored, tag="BlockStored", array_like=True, gc=False):
     pass
 
 
-class _RemovedArray(_Removed, tag="BlockRemoved", array_like=True):
+class _RemovedArray(_Removed, tag="BlockRemoved", array_like=True, gc=False):
     pass
 
 
@@ -86,6 +87,12 @@ class _ClearedArray(_Cleared, tag="AllBlocksCleared", array_like=True):
 class _Batch(msgspec.Struct, array_like=True):
     ts: float
     events: list[_Stored | _Removed | _Cleared]
+    data_parallel_rank: int | None = None
+
+
+class _BatchOfArrays(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[_StoredArray | _RemovedArray | _ClearedArray]
     data_parallel_rank: int | None = None
 
 
@@ -111,6 +118,7 @@ class _ArrayTag(msgspec.Struct, array_like=True):
 
 _TAGS = frozenset(["BlockStored", "BlockRemoved", "AllBlocksCleared"])
 _batches = msgspec.msgpack.Decoder(_Batch)
+_batches_of_arrays = msgspec.msgpack.Decoder(_BatchOfArrays)
 _raw_batches = msgspec.msgpack.Decoder(_RawBatch)
 _raw_map_batches = msgspec.msgpack.Decoder(_RawMapBatch)
 _map_events = msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared)
@@ -129,11 +137,20 @@ def decode(payload: bytes) -> EventBatch:
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise EventError(f"a KV event batch of {len(payload)} bytes, more than {MAX_PAYLOAD_BYTES}")
     try:
-        batch = _batches.decode(payload)
+        batch = (_batches_of_arrays if _holds_arrays(payload) else _batches).decode(payload)
     except (msgspec.DecodeError, RecursionError):
         return _decode_slowly(payload)
-    events = tuple(_to_core(event) for event in batch.events)
+    events = tuple([_to_core(event) for event in batch.events])
     return EventBatch(batch.ts, events, batch.data_parallel_rank or 0)
+
+
+def _holds_arrays(payload: bytes) -> bool:
+    """Tell whether the first event of a batch is an array, where the batch is written as engines do."""
+    if payload[1:2] != b"\xcb":  # a time as a double, 8 bytes, then the list of events
+        return False
+    first = payload[10:11]
+    at = 11 if first < b"\xdc" else 13 if first == b"\xdc" else 15
+    return payload[at : at + 1] in _ARRAY_FIRST_BYTES
 
 
 def encode(batch: EventBatch, spec_kind: str = "full_attention") -> bytes:
@@ -165,31 +182,39 @@ def _decode_event(raw: msgspec.Raw) -> KvEvent | None:
 
 def _to_core(event: _Stored | _Removed | _Cleared) -> KvEvent:
     if isinstance(event, _Stored):
-        hashes = _handles(event.block_hashes)
-        num_tokens, size = len(event.token_ids), event.block_size
-        # Offloading connectors may name blocks without saying what is in them.
-        is_bare = num_tokens == 0 and medium_of(event.medium) != DEVICE
-        if not is_bare and (num_tokens != len(hashes) * size or not size):
-            raise EventError(f"{num_tokens} tokens for {len(hashes)} blocks of {size}")
-        if event.extra_keys is not None and len(event.extra_keys) != len(hashes):
-            raise EventError(f"extra keys for {len(event.extra_keys)} of {len(hashes)} blocks")
-        parent = event.parent_block_hash
-        return BlockStored(
-            hashes,
-            None if parent is None else _handle(parent),
-            tuple(event.token_ids),
-            event.block_size,
-            event.lora_name,
-            None if event.extra_keys is None else tuple(event.extra_keys),
-            event.medium,
-            event.group_idx or 0,
-        )
+        return _stored(event)
     if isinstance(event, _Removed):
         return BlockRemoved(_handles(event.block_hashes), event.medium, event.group_idx or 0)
     return AllBlocksCleared()
 
 
-def _handles(values: list[int | bytes]) -> tuple[EngineBlockHash, ...]:
+def _stored(event: _Stored) -> BlockStored:
+    handles, size, parent = _handles(event.block_hashes), event.block_size, event.parent_block_hash
+    try:
+        ids = token_ids.read(event.token_ids)
+    except ValueError as error:
+        raise EventError(f"token ids of {len(handles)} blocks: {error}") from error
+    # Offloading connectors may name blocks without saying what is in them.
+    if not size or len(ids) != len(handles) * size:
+        is_bare = len(ids) == 0 and medium_of(event.medium) != DEVICE
+        if not is_bare:
+            raise EventError(f"{len(ids)} tokens for {len(handles)} blocks of {size}")
+    extra_keys = event.extra_keys
+    if extra_keys is not None and len(extra_keys) != len(handles):
+        raise EventError(f"extra keys for {len(extra_keys)} of {len(handles)} blocks")
+    return BlockStored(
+        handles,
+        None if parent is None else _handle(parent),
+        ids,
+        size,
+        event.lora_name,
+        None if extra_keys is None else tuple(extra_keys),
+        event.medium,
+        event.group_idx or 0,
+    )
+
+
+def _handles(values: Sequence[int | bytes]) -> tuple[EngineBlockHash, ...]:
     """Take all handles of an event; unsigned integers, the usual form, are taken as they are."""
     with suppress(TypeError, ValueError):  # bytes among them, or none
         if min(values) >= 0:  # type: ignore[operator]
@@ -209,7 +234,7 @@ def _from_core(event: KvEvent, spec_kind: str) -> _Stored | _Removed | _Cleared:
         return _Stored(
             list(event.block_hashes),
             event.parent_block_hash,
-            list(event.token_ids),
+            msgspec.Raw(_encoder.encode(list(event.token_ids))),
             event.block_size,
             None,
             event.medium,

@@ -47,13 +47,14 @@ def own_keys(keys: object, lora_name: str | None) -> tuple[object, ...]:
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
-    """Write token ids as little-endian 32-bit words.
+    """Write token ids as little-endian 32-bit words; an array of them is one of 32-bit words.
 
     Raises:
         OverflowError: when an id is negative or above 2**32 - 1.
     """
-    words = array("I", token_ids)
+    words = token_ids if isinstance(token_ids, array) else array("I", token_ids)
     if not _IS_LITTLE:
+        words = words[:]
         words.byteswap()
     return words.tobytes()
 

@@ -1,3 +1,5 @@
+from array import array
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -51,7 +53,20 @@ def test_k14_positional_events_of_older_releases_decode_like_named_ones():
 def test_k14_the_oldest_positional_form_lacks_medium_and_lora_name():
     batch = decode(pack([0.0, [["BlockStored", [1], 9, [5, 6], 2, None], ["BlockRemoved", [1]]]]))
 
-    assert batch.events == (BlockStored((1,), 9, (5, 6), 2), BlockRemoved((1,)))
+    assert batch.events == (BlockStored((1,), 9, array("I", [5, 6]), 2), BlockRemoved((1,)))
+
+
+@pytest.mark.parametrize("ts", [1.5, 7])
+@pytest.mark.parametrize("number", [0, 1, 15, 16, 65_536])
+def test_batches_of_any_length_and_form_decode(ts, number):
+    named = {"type": "BlockRemoved", "block_hashes": [7], "medium": None}
+    positional = ["BlockRemoved", [7]]
+    mixed = [named, positional]
+
+    for events in ([named] * number, [positional] * number, (mixed * number)[:number]):
+        batch = decode(pack([ts, events, 0]))
+        assert (batch.ts, batch.num_unknown) == (ts, 0)
+        assert batch.events == (BlockRemoved((7,)),) * number
 
 
 def test_a_batch_that_is_a_map_decodes():

@@ -1,6 +1,7 @@
 """Blocks in media slower than the device: what they are called, when they can be found, and what is forgotten."""
 
 import random
+from array import array
 
 import pytest
 from hypothesis import given, settings
@@ -260,7 +261,7 @@ def test_only_slower_media_may_name_blocks_without_their_tokens(tokens):
 
     with pytest.raises(EventError):
         decode(encode(EventBatch(0.0, (event,))))
-    placeholder = BlockStored((1, 2), None, (), 0, medium="CPU")
+    placeholder = BlockStored((1, 2), None, array("I"), 0, medium="CPU")
     assert decode(encode(EventBatch(0.0, (placeholder,)))).events == (placeholder,)
 
 

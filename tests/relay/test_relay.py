@@ -1,5 +1,4 @@
 import asyncio
-import dataclasses
 import itertools
 import re
 from pathlib import Path
@@ -736,7 +735,7 @@ def test_heartbeats_say_what_is_odd_about_an_engines_events(run, bench, entry_of
     async def main():
         async with bench() as b:
             publisher = b.publisher("k")  # under the topic "kv"
-            b.publish(publisher, dataclasses.replace(blocks(0, 2), lora_name="tuned"))
+            b.publish(publisher, msgspec.structs.replace(blocks(0, 2), lora_name="tuned"))
             await b.settle(
                 kv_entry(entry_of, b),
                 entry_of("m-1", "i1", b.folder / "f", kv_events=f"ipc://{b.folder}/nobody"),

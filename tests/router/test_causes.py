@@ -32,10 +32,12 @@ def with_lora(publisher):
 
     def changed(batch, **options):
         events = [
-            dataclasses.replace(event, lora_name="tuned") if hasattr(event, "token_ids") else event
+            msgspec.structs.replace(event, lora_name="tuned")
+            if hasattr(event, "token_ids")
+            else event
             for event in batch.events
         ]
-        return publish(dataclasses.replace(batch, events=tuple(events)), **options)
+        return publish(msgspec.structs.replace(batch, events=tuple(events)), **options)
 
     publisher.publish = changed
 
