@@ -19,6 +19,7 @@ from dynctl.http1.exchange import Exchange
 from dynctl.http1.message import Rejection
 from dynctl.http1.request import Request
 from dynctl.http1.server_connection import ServerConnection
+from dynctl.http1.tls_reads import TlsReads
 
 __all__ = [
     "Exchange",
@@ -243,8 +244,9 @@ async def serve(
     server = Server(handler, limits, admit)
     loop = asyncio.get_running_loop()
 
-    def connection() -> ServerConnection:
-        return ServerConnection(server)
+    def connection() -> asyncio.BaseProtocol:
+        taken = ServerConnection(server)
+        return taken if ssl is None else TlsReads(taken)
 
     handshake_s = limits.head_timeout_s if ssl is not None else None
     if path is not None or (sock is not None and sock.family == socket.AF_UNIX):

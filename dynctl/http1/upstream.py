@@ -10,10 +10,12 @@ import ssl as tls
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
 from dynctl.http1.call import Call, ResponseSink, UpstreamError
 from dynctl.http1.connection import Connection, KnownAnswer
 from dynctl.http1.message import Header, field_lines
+from dynctl.http1.tls_reads import TlsReads
 
 __all__ = [
     "Address",
@@ -293,15 +295,15 @@ class Upstream:
         try:
             async with asyncio.timeout(self.limits.connect_timeout_s):
                 if address.path:
-                    _, connection = await self._loop.create_unix_connection(
-                        self._new_connection,
+                    _, made = await self._loop.create_unix_connection(
+                        self._new_protocol,
                         address.path,
                         ssl=address.ssl,
                         server_hostname=address.server_hostname,
                     )
                 else:
-                    _, connection = await self._loop.create_connection(
-                        self._new_connection,
+                    _, made = await self._loop.create_connection(
+                        self._new_protocol,
                         address.host,
                         address.port,
                         ssl=address.ssl,
@@ -313,6 +315,7 @@ class Upstream:
         except OSError as error:
             call.fail("connect", f"cannot connect: {error}")
             return
+        connection = cast("Connection", made.protocol if isinstance(made, TlsReads) else made)
         if not connection.is_usable:
             call.fail("connect", "the connection was closed at once")
             return
@@ -322,8 +325,9 @@ class Upstream:
         else:
             call.ride(connection)
 
-    def _new_connection(self) -> Connection:
-        return Connection(self)
+    def _new_protocol(self) -> Connection | TlsReads:
+        connection = Connection(self)
+        return connection if self.address.ssl is None else TlsReads(connection)
 
     def _sweep(self) -> None:
         self._sweep_timer = None

@@ -100,6 +100,30 @@ def test_both_sides_prove_who_they_are(run, server_at, authority):
     run(main)
 
 
+def test_streams_at_once_over_tls_arrive_whole_and_unmixed(run, server_at, authority):
+    """Reads of all connections go through one buffer, smaller than what is on the way."""
+
+    def twice(exchange: Exchange) -> None:
+        body = exchange.request.body
+        exchange.start(200, [])
+        exchange.write(body)
+        exchange.write(body)
+        exchange.finish()
+
+    async def main():
+        async with server_at(twice, ssl=authority.server_context("host-a")) as server:
+            context = authority.client_context("router:r0")
+            address = Address("127.0.0.1", server.port, ssl=context, server_hostname="host-a")
+            pool = Upstream(address)
+            bodies = [bytes((65 + number,)) * (number * 70_001) for number in range(6)]
+            answers = await asyncio.gather(*(pool.fetch("POST", "/", (), one) for one in bodies))
+            for answer, body in zip(answers, bodies, strict=True):
+                assert answer.body == body + body
+            await pool.close()
+
+    run(main)
+
+
 def test_a_server_of_another_name_is_not_talked_to(run, server_at, authority):
     async def main():
         async with server_at(tell_peer, ssl=authority.server_context("host-b")) as server:
