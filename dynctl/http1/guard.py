@@ -45,7 +45,13 @@ _GUARDED = _SPECIAL | {
 _KNOWN_TARGETS: dict[bytes, tuple[str, bytes]] = {}
 _MAX_KNOWN_TARGETS = 256
 _MAX_LENGTH_DIGITS = 15
-_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,15})\r\n", re.IGNORECASE)
+_MAX_ID_BYTES = 128
+_ID_BYTES = (string.ascii_letters + string.digits + "-._:").encode()
+_CHANGING = re.compile(
+    rb"\r\n(?:content-length:[ \t]*(\d{1,15})|x-request-id:[ \t]*([\w.:-]{1,128}))(?=\r\n)",
+    re.IGNORECASE,
+)
+"""What differs between heads of one client."""
 
 
 class Refused(Exception):  # noqa: N818 - the guard's verdict, not a fault of ours
@@ -72,19 +78,28 @@ class _Fields:
 
 
 class KnownHead:
-    """The last head of a connection. A client sends the same one again and again but for the digits of its length.
+    """The last head of a connection. A client sends the same one again and again but for its length and the request's id.
 
-    One that was sound once is sound with other digits, and is not parsed again. Its key is kept as long as the
-    connection lasts.
+    One that was sound once is sound with other digits and another plain id, and is not parsed again. Its key is kept as
+    long as the connection lasts.
     """
 
-    __slots__ = ("_again", "_before", "_behind")
+    __slots__ = ("_again", "_before", "_gaps")
 
     def __init__(self, head: bytes, request: Request) -> None:
         """`request` is what `head` was read as, still without a body."""
-        field = _LENGTH.search(head)
-        start, end = field.span(1) if field is not None else (len(head), len(head))
-        self._before, self._behind = head[:start], head[end:]
+        found = list(_CHANGING.finditer(head))
+        if head.lower().count(b"x-request-id") > 1:
+            # Which of several counts depends on all of them.
+            found = [one for one in found if one[1] is not None]
+        starts = [one.start(one.lastindex or 0) for one in found] + [len(head)]
+        ends = [one.end() for one in found]
+        self._before = head[: starts[0]]
+        self._gaps = [
+            (one[1] is not None, head[end:start])
+            for one, end, start in zip(found, ends, starts[1:], strict=True)
+        ]
+        """What changes, whether it is the length, and what stands behind it."""
         request.header(b"")  # every copy shares the look-up
         copy: Callable[[], Request] = request.__copy__  # type: ignore[attr-defined] # left out in msgspec's stubs
         self._again: Callable[[], Request] = copy().__copy__  # type: ignore[attr-defined]
@@ -94,15 +109,24 @@ class KnownHead:
         if not data.startswith(self._before):
             return None
         request = self._again()
-        start = len(self._before)
-        if not self._behind:
-            return request, start
-        end = data.find(b"\r", start, start + _MAX_LENGTH_DIGITS + 1)
-        digits = data[start:end]
-        if not digits.isdigit() or not data.startswith(self._behind, end):
-            return None
-        length = request.content_length_bytes = int(digits)
-        return (request, end + len(self._behind)) if length <= max_body_bytes else None
+        at = len(self._before)
+        for is_length, behind in self._gaps:
+            end = data.find(b"\r", at, at + _MAX_ID_BYTES + 1)
+            value = data[at:end]
+            if not value or not data.startswith(behind, end):
+                return None
+            if not is_length:
+                request.request_id = _plain_id(value)
+                if not request.request_id:
+                    return None
+            elif not value.isdigit() or len(value) > _MAX_LENGTH_DIGITS:
+                return None
+            else:
+                length = request.content_length_bytes = int(value)
+                if length > max_body_bytes:
+                    return None
+            at = end + len(behind)
+        return request, at
 
 
 def read_head(head: bytes, max_body_bytes: int) -> Request:
@@ -123,6 +147,8 @@ def read_head(head: bytes, max_body_bytes: int) -> Request:
         raise Refused(431, "size", f"more than {MAX_FIELDS} header fields")
     if b"_" in head:
         pairs = _without_underscores(pairs)
+    ids = [_plain_id(value.rstrip(b" \t")) for name, value in pairs if name == b"x-request-id"]
+    request.request_id = next(filter(None, ids), b"")
     _apply_fields(request, pairs, max_body_bytes)
     return request
 
@@ -242,7 +268,14 @@ def _apply_fields(request: Request, pairs: list[Header], max_body_bytes: int) ->
     if b"host" not in seen and not request.is_http10:
         raise Refused(400, "header", "exactly one Host is needed")
     named.add(b"content-length")
+    if request.request_id:
+        named.add(b"x-request-id")
     request.headers = tuple([pair for pair in pairs if pair[0] not in named])
+
+
+def _plain_id(value: bytes) -> bytes:
+    is_plain = len(value) <= _MAX_ID_BYTES and not value.translate(None, _ID_BYTES)
+    return value if is_plain else b""
 
 
 def _read_length(value: bytes, max_body_bytes: int) -> int:

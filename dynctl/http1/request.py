@@ -18,11 +18,14 @@ class Request(msgspec.Struct, eq=False):
     """Percent-decoded once; has no dot segments, no empty segments."""
     query: bytes
     headers: tuple[Header, ...] = ()
-    """Without Content-Length, which `content_length_bytes` says."""
+    """Without Content-Length and a plain X-Request-Id, which `content_length_bytes` and `request_id` say: mostly the same
+    object for all requests of a connection."""
     body: bytes = b""
     peer_name: str = ""
     """Common name in the client's certificate; empty without one."""
     content_length_bytes: int = 0
+    request_id: bytes = b""
+    """X-Request-Id where that is plain: at most 128 letters, digits and `-._:`; else empty."""
     is_chunked: bool = False
     can_keep_alive: bool = True
     expects_continue: bool = False

@@ -125,12 +125,11 @@ class Upstream:
         Raises: ValueError when a header or the target contains a line end or space, or for HEAD.
         """
         start = self.prepare(method, target, headers)
-        length = b"content-length: %d\r\n" % len(body) if body or method == "POST" else b""
-        head = b"%b%b\r\n" % (start, length)
-        return self._send(head, body, sink, method in _SAFE_METHODS, is_new=on_new_connection)
+        is_safe = method in _SAFE_METHODS
+        return self._send(start, b"", body, sink, is_safe, is_new=on_new_connection)
 
     def prepare(self, method: str, target: str, headers: Iterable[Header]) -> bytes:
-        """Write the part of a head that many requests share, once; `post` sends it.
+        """Write the part of a head that many requests share, once; `send_prepared` sends it.
 
         Raises: ValueError as for `send`.
         """
@@ -146,18 +145,36 @@ class Upstream:
             field_lines(headers),
         )
 
-    def post(self, start: bytes, request_id: str, body: bytes, sink: ResponseSink) -> Call:
-        """Send a prepared POST with its own X-Request-Id, which is letters, digits and dashes; as `send`."""
-        head = b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
-            start,
-            request_id.encode("ascii"),
-            len(body),
-        )
-        return self._send(head, body, sink, False)
+    def send_prepared(
+        self,
+        start: bytes,
+        request_id: bytes,
+        body: bytes,
+        sink: ResponseSink,
+        *,
+        is_safe: bool = False,
+    ) -> Call:
+        """Send what was prepared, with an X-Request-Id of its own unless that is empty; as `send`.
+
+        The id hides no line end. `is_safe`: the prepared method is GET or OPTIONS.
+        """
+        return self._send(start, request_id, body, sink, is_safe)
 
     def _send(
-        self, head: bytes, body: bytes, sink: ResponseSink, is_safe: bool, is_new: bool = False
+        self,
+        start: bytes,
+        request_id: bytes,
+        body: bytes,
+        sink: ResponseSink,
+        is_safe: bool,
+        is_new: bool = False,
     ) -> Call:
+        if request_id:
+            start = b"%bx-request-id: %b\r\n" % (start, request_id)
+        if body or not is_safe:
+            head = b"%bcontent-length: %d\r\n\r\n" % (start, len(body))
+        else:
+            head = start + b"\r\n"
         call = Call(self, head, body, sink, is_safe)
         self._calls.add(call)
         if self._sweep_timer is None:

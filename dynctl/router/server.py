@@ -5,7 +5,6 @@ Not here: one request's way (`flight`), engines (`sources`). IO: sockets.
 
 import asyncio
 import os
-import re
 import socket
 import ssl
 from collections.abc import Iterable, Sequence
@@ -27,7 +26,6 @@ from dynctl.router.port_owner import port_owner
 from dynctl.router.processes import Place, Siblings, listen_together
 from dynctl.router.short_flight import begin_short
 
-_SHOWN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _GENERATE = frozenset((COMPLETIONS, CHAT))
 _TEXT = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -293,8 +291,7 @@ def server_context(files: TlsFiles | None) -> ssl.SSLContext | None:
 
 def _shown_id(request: Request, request_id: str) -> bytes:
     """The client's own X-Request-Id where it is harmless, else ours."""
-    given = request.header(b"x-request-id")
-    return given if given is not None and _SHOWN_ID.fullmatch(given) else request_id.encode()
+    return request.request_id or request_id.encode()
 
 
 def _rejection(failure: Failure, *headers: tuple[bytes, bytes]) -> Rejection:

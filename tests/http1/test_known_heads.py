@@ -10,8 +10,10 @@ from dynctl.http1.guard import KnownHead, Refused, read_head
 MAX_BODY = 1000
 NAMES = ("Host", "host", "Content-Length", "content-length", "CONTENT-LENGTH", "Authorization")
 NAMES += ("authorization", "AUTHORIZATION", "Accept", "Connection", "Transfer-Encoding", "X-A_B")
+NAMES += ("X-Request-Id", "x-request-id", "X-Request-ID", "X_Request_Id")
 VALUES = ("a", "5", "007", "", "12 ", "0x5", "Bearer k", " Bearer k", "close", "chunked", "\x00")
 VALUES += ("5\r\n 6", "1001", "999999999999999", "9999999999999999", "é", "content-length", "b\tc")
+VALUES += ("r-1", "r_2:3.4", "r" * 128, "r" * 129, "r,s")
 
 fields = st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(VALUES)), max_size=6)
 
@@ -45,7 +47,8 @@ def test_a_known_head_reads_as_a_new_one(first, second, length, behind):
     lengths = [
         (name, length if name.lower() == "content-length" else value) for name, value in first
     ]
-    for pairs in (first, lengths, second):
+    ids = [(name, length if name.lower() == "x-request-id" else value) for name, value in first]
+    for pairs in (first, lengths, ids, second):
         other = head_of([("Host", "h"), *pairs])
         found = known.read(other + behind, MAX_BODY)
         anew = read(other)
@@ -64,6 +67,30 @@ def test_another_length_is_not_parsed_again_and_a_larger_one_is_not_let_through(
     assert request.header(b"x") == b"y"
     assert known.read(head % 1001, MAX_BODY) is None
     assert known.read((head % 700)[:-1], MAX_BODY) is None
+
+
+def test_another_id_is_not_parsed_again_and_leaves_the_other_fields_as_they_are():
+    head = b"POST / HTTP/1.1\r\nhost: a\r\nX-Request-Id: %b\r\nx: y\r\ncontent-length: %d\r\n\r\n"
+    first = read_head(head % (b"one", 5), MAX_BODY)
+    assert (first.request_id, first.headers) == (b"one", ((b"host", b"a"), (b"x", b"y")))
+    known = KnownHead(head % (b"one", 5), first)
+    request, end = known.read(head % (b"another.1", 70) + b"body", MAX_BODY)
+    assert (request.request_id, request.content_length_bytes) == (b"another.1", 70)
+    assert end == len(head % (b"another.1", 70))
+    assert request.headers is first.headers
+    for bad in (b"", b"a b", b"a\tb", b"a,b", b"a\r\nhost: b", b"\xff", b"i" * 129):
+        assert known.read(head % (bad, 70), MAX_BODY) is None
+
+
+def test_of_several_ids_the_first_plain_one_counts_and_an_odd_one_is_a_field_like_any():
+    head = b"GET / HTTP/1.1\r\nhost: a\r\nx-request-id: %b\r\nx-request-id: %b\r\n\r\n"
+    first = read_head(head % (b"one ", b"two"), MAX_BODY)
+    assert (first.request_id, first.headers) == (b"one", ((b"host", b"a"),))
+    known = KnownHead(head % (b"one ", b"two"), first)
+    assert known.read(head % (b"one ", b"two"), MAX_BODY)[0].request_id == b"one"
+    assert known.read(head % (b"one ", b"three"), MAX_BODY) is None
+    odd = read_head(head % (b"o,ne", b"t wo"), MAX_BODY)
+    assert (odd.request_id, odd.header(b"x-request-id")) == (b"", b"o,ne")
 
 
 def test_bodies_and_peers_of_one_request_do_not_show_in_the_next():

@@ -21,6 +21,8 @@ from dynctl.kv.wire import Delta, FrameReader, Heartbeat, Snapshot
 def echo(exchange: Exchange) -> None:
     request = exchange.request
     fields = b" ".join(name + b"=" + value for name, value in request.headers)
+    if request.request_id:
+        fields += b" id=" + request.request_id
     exchange.respond(
         200, b"%b %b %b %b" % (request.method.encode(), request.target, request.body, fields)
     )
@@ -90,7 +92,7 @@ def test_a_request_reaches_the_engine_and_is_stamped(run, bench, entry_of):
             assert answer.status == 200
             assert dict(answer.headers)[b"x-dynctl-incarnation"] == b"i1"
             assert answer.body.startswith(b'POST /v1/completions {"prompt":"p"} ')
-            assert b"x-request-id=r1" in answer.body
+            assert answer.body.count(b"r1") == answer.body.count(b"id=r1") == 1
             assert b"x-hop" not in answer.body
             assert b"incarnation" not in answer.body
 
@@ -149,6 +151,60 @@ def test_another_incarnation_is_409(run, bench, entry_of):
                 answer = await b.pool.fetch("GET", target, stale)
                 assert answer.status == 409
                 assert dict(answer.headers)[b"x-dynctl-relay-error"] == b"incarnation"
+
+    run(main)
+
+
+def test_a_head_that_was_let_through_is_looked_at_anew_once_the_table_has_changed(
+    run, bench, entry_of
+):
+    async def main():
+        async with bench() as b:
+            stamp = (b"x-dynctl-incarnation", b"i1")
+
+            async def ask(number):
+                headers = [stamp, (b"x-request-id", b"r%d" % number)]
+                target = "/v1/engine/m-0/v1/completions"
+                return await b.pool.fetch("POST", target, headers, b"x" * number)
+
+            path = await b.engine("e", echo)
+            await b.settle(entry_of("m-0", "i1", path))
+            for number in (1, 200, 3):
+                answer = await ask(number)
+                assert answer.status == 200
+                assert answer.body.endswith(b" id=r%d" % number)
+                assert b" %b " % (b"x" * number) in answer.body
+                assert dict(answer.headers)[b"content-length"] == b"%d" % len(answer.body)
+                assert dict(answer.headers)[b"x-dynctl-incarnation"] == b"i1"
+            await b.settle(entry_of("m-0", "i2", path))
+            assert (await ask(4)).status == 409
+            stamp = (b"x-dynctl-incarnation", b"i2")
+            assert dict((await ask(5)).headers)[b"x-dynctl-incarnation"] == b"i2"
+            await b.settle()
+            assert (await ask(6)).status == 404
+
+    run(main)
+
+
+def test_answers_of_one_head_carry_each_their_own_fields(run, bench, entry_of):
+    async def main():
+        async with bench() as b:
+            fields = iter(([(b"a", b"1")], [(b"a", b"1")], [(b"b", b"2")], []))
+
+            def answer(exchange: Exchange) -> None:
+                exchange.respond(200, b"x" * len(exchange.request.body), headers=next(fields))
+
+            path = await b.engine("e", answer)
+            await b.settle(entry_of("m-0", "i1", path))
+            for body, expected in (
+                (b"1", {b"a": b"1"}),
+                (b"22", {b"a": b"1"}),
+                (b"3", {b"b": b"2"}),
+                (b"4", {}),
+            ):
+                found = await b.pool.fetch("POST", "/v1/engine/m-0/tokenize", (), body)
+                own = {name: value for name, value in found.headers if name in (b"a", b"b")}
+                assert (own, len(found.body)) == (expected, len(body))
 
     run(main)
 

@@ -59,7 +59,8 @@ class FakeEngine:
         elif path in {"/v1/completions", "/v1/chat/completions"}:
             body = json.loads(exchange.request.body)
             self.requests.append(body)
-            self.headers.append(dict(exchange.request.headers))
+            request = exchange.request
+            self.headers.append({**dict(request.headers), b"x-request-id": request.request_id})
             task = asyncio.create_task(
                 self._answer(exchange, body, path.endswith("chat/completions"))
             )

@@ -11,11 +11,11 @@ import zmq
 
 from dynctl.agents.protocol import RelayEntry
 from dynctl.agents.relay.emptied import watch_cache
-from dynctl.agents.relay.forward import INCARNATION, PATHS, forward, refuse
+from dynctl.agents.relay.forward import INCARNATION, PATHS, Way, refuse
 from dynctl.agents.relay.kv_source import KvSource
 from dynctl.agents.relay.metrics import RelayMetrics
 from dynctl.agents.relay.table import address_of, is_same_run, write_infos
-from dynctl.http1.message import error_body
+from dynctl.http1.message import Header, error_body
 from dynctl.http1.server import Exchange, Rejection, Request
 from dynctl.http1.upstream import Upstream, UpstreamLimits
 from dynctl.kv.emptied import LOOK_S
@@ -29,6 +29,8 @@ BEAT_S = 1.0
 
 _ENGINE_LIMITS = UpstreamLimits(max_connections=4096, silence_timeout_s=3600.0)
 _MAX_PAUSED_TABLE_BYTES = 1024 * 1024
+_MAX_WAYS = 1024
+"""Routers, engines and paths make few; nobody may make them many."""
 
 
 @dataclass(slots=True)
@@ -49,6 +51,8 @@ class Relay:
         """`look_s`: between looks at each engine's figures."""
         self._look_s = look_s
         self._engines: dict[str, _Engine] = {}
+        self._ways: dict[tuple[str, bytes, tuple[Header, ...]], Way] = {}
+        """By method, target and fields: requests that were let through under the present table."""
         self._watchers: set[Exchange] = set()
         self._line = write_infos([])
         self.metrics = RelayMetrics()
@@ -68,6 +72,10 @@ class Relay:
     def handle(self, exchange: Exchange) -> None:
         """Answer one request."""
         request = exchange.request
+        way = self._ways.get((request.method, request.target, request.headers))
+        if way is not None:
+            way.forward(exchange)
+            return
         if request.path == "/v1/engines":
             self._watch(exchange)
             return
@@ -107,6 +115,7 @@ class Relay:
 
     def take_table(self, table: dict[str, RelayEntry]) -> None:
         """Bring engines in line with the agent's table, and tell watchers."""
+        self._ways.clear()
         for engine_id in [one for one in self._engines if one not in table]:
             self._end(self._engines.pop(engine_id))
         for engine_id, entry in table.items():
@@ -162,7 +171,12 @@ class Relay:
         if engine.upstream is None:
             refuse(exchange, 503, "not_running", "the engine is not running")
             return
-        forward(exchange, engine.upstream, path, engine.entry.info.incarnation, self.metrics)
+        request, incarnation = exchange.request, engine.entry.info.incarnation
+        way = Way(engine.upstream, request, path, incarnation, self.metrics)
+        if len(self._ways) >= _MAX_WAYS:
+            self._ways.clear()
+        self._ways[request.method, request.target, request.headers] = way
+        way.forward(exchange)
 
     def _subscribe(self, exchange: Exchange, engine: _Engine) -> None:
         if exchange.request.method != "GET":

@@ -42,7 +42,7 @@ class Route:
             headers = (_JSON, *self.headers)
             start = self.upstream.prepare("POST", self.prefix + path, headers)
             self._starts[path] = start
-        return self.upstream.post(start, request_id, body, sink)
+        return self.upstream.send_prepared(start, request_id.encode("ascii"), body, sink)
 
     async def fetch(
         self, method: str, path: str, body: bytes = b"", timeout_s: float = 5.0

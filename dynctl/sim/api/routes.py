@@ -105,8 +105,7 @@ class Api:
                 raise RefusedError("a fault says so", status=fault.status, kind=kind)
 
     def _generate(self, exchange: Exchange, body: CompletionBody | ChatBody) -> None:
-        given = exchange.request.header(b"x-request-id")
-        request_id = given.decode("ascii", "replace") if given else None
+        request_id = exchange.request.request_id.decode("ascii", "replace") or None
         if isinstance(body, ChatBody):
             job = self._intake.chat(body, request_id)
         else:
