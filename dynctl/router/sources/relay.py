@@ -74,7 +74,12 @@ class RelaySource:
             server_hostname=target.host_name,
         )
         self._name = target.host_name
-        self._upstream = Upstream(address, limits(settings.connect_timeout_s, is_relay=True))
+        self._address = address
+        self._limits = limits(settings.connect_timeout_s, is_relay=True)
+        self._upstream = Upstream(address, self._limits)
+        """Of the streams: tables and KV deltas."""
+        self._engines: dict[str, Upstream] = {}
+        """Of requests, by engine: so those of one connection, and their answers, have the same head."""
         self._fleet = fleet
         self._deployment = deployment
         self._tokenizer = tokenizer
@@ -93,7 +98,8 @@ class RelaySource:
                     await asyncio.sleep(retry_s)
                     retry_s = min(retry_s * 2, _MAX_RETRY_S)
         finally:
-            await self._upstream.close()
+            for upstream in (self._upstream, *self._engines.values()):
+                await upstream.close()
 
     async def _watch(self, group: asyncio.TaskGroup) -> bool:
         """Follow one connection's table; True when there was at least one line."""
@@ -140,7 +146,10 @@ class RelaySource:
 
     def _take(self, info: EngineInfo, group: asyncio.TaskGroup, before: EngineInfo | None) -> None:
         stamp = (b"x-dynctl-incarnation", info.incarnation.encode())
-        route = Route(self._upstream, f"/v1/engine/{info.id}", (stamp,), is_relayed=True)
+        upstream = self._engines.get(info.id)
+        if upstream is None:
+            upstream = self._engines[info.id] = Upstream(self._address, self._limits)
+        route = Route(upstream, f"/v1/engine/{info.id}", (stamp,), is_relayed=True)
         self._fleet.saw(self._name, info, route)
         if not self._fleet.owns(self._name, info.id):
             return
