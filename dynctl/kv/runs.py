@@ -4,9 +4,12 @@ Not here: which blocks can be found, events (`tracker`). Pure.
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from dynctl.kv.hashing import PrefixState
+
+MAX_GROWN_BLOCKS = 512
+"""A longer run takes long to make a state between its ends again."""
 
 
 class Run:
@@ -25,58 +28,56 @@ class Run:
         "num_told",
     )
 
-    def __init__(
-        self,
-        start: PrefixState,
-        handles: Iterable[int],
-        blocks: list[int],
-        words: bytes,
-        end: PrefixState,
-        parent: int | None = None,
-    ) -> None:
-        """`parent` is the block before the first."""
-        self.handles: list[int | None] = list(handles)
+    def __init__(self, start: PrefixState, parent: int | None, stride: int) -> None:
+        """`start` is the running hash behind `parent`, the block before the first; a block's tokens take `stride` bytes."""
+        self.handles: list[int | None] = []
         """None where a block was removed and one behind it was not, …"""
         self._holes: dict[int, int] | None = None
         """… whose handles are here, by position."""
-        self.blocks = blocks
+        self.blocks: list[int] = []
         """Our hashes of the same."""
-        self.num_told = len(blocks)
+        self.num_told = 0
         """So many from the first on are told of; the tracker's note."""
         self._start = start
-        self._words: bytes | bytearray = words
-        self._stride = len(words) // len(blocks)
-        self._end = end
+        self._words: bytes | bytearray = b""
+        self._stride = stride
+        self._end = start
         self._parent = parent
         self._last = 0
 
     @classmethod
-    def hashed(
-        cls, start: PrefixState, handles: Sequence[int], words: bytes, parent: int | None
-    ) -> "Run":
-        """Hash the blocks that `words` are the packed tokens of; `start` is the state before them."""
-        end = start.copy()
-        # The loops run in C: block by block, the running hash is fed and read.
-        slices = _slices(len(handles), len(words) // len(handles))
-        digest = end.intdigest
-        blocks = [digest() for _ in map(end.update, map(words.__getitem__, slices))]
-        return cls(start, handles, blocks, words, end, parent)
+    def of_one(cls, state: PrefixState, handle: int, parent: int | None) -> "Run":
+        """A run of one block that never grows, told of elsewhere; `state` is the running hash behind it."""
+        run = cls(state, parent, 0)
+        run.handles.append(handle)
+        run.blocks.append(state.intdigest())
+        run.num_told = 1
+        return run
 
-    def can_grow(self, handle: int, stride: int) -> bool:
-        """Tell whether a block of so many bytes may be put behind this one, which nothing hangs below."""
-        return self.handles[-1] == handle and self._stride == stride
+    def can_grow(self, handle: int, number: int, stride: int) -> bool:
+        """Tell whether so many blocks of so many bytes may be put behind this one, which nothing hangs below."""
+        handles = self.handles
+        return (
+            handles[-1] == handle
+            and self._stride == stride
+            and len(handles) + number <= MAX_GROWN_BLOCKS
+        )
 
-    def grow(self, handle: int, words: bytes) -> None:
-        """Put a block behind the last one: its packed tokens."""
+    def grow(self, handles: Sequence[int], words: bytes) -> None:
+        """Put blocks behind the last one: their packed tokens."""
         length = len(self.handles) * self._stride
         end = self._state_of(length).copy()  # where others begin is not to be fed
-        end.update(words)
+        # The loops run in C: block by block, the running hash is fed and read.
+        slices, digest = _slices(len(handles), self._stride), end.intdigest
+        self.blocks += [digest() for _ in map(end.update, map(words.__getitem__, slices))]
+        self.handles += handles
+        self._end = end
+        if length == 0:
+            self._words = words
+            return
         if isinstance(self._words, bytes):
             self._words = bytearray(self._words)
         self._words[length:] = words
-        self.handles.append(handle)
-        self.blocks.append(end.intdigest())
-        self._end = end
 
     def position(self, handle: int) -> int:
         """Where a block is; asked for one after the other, that is known at once."""

@@ -190,47 +190,41 @@ class BlockTracker:
         if self._cut_off or self._below_gap or not handles or any(event.extra_keys or ()):
             return False
         words = pack_tokens(event.token_ids)
-        above = None
-        if parent is not None:
-            above = runs.get(parent)
-            if above is None:
-                return False
-            if len(handles) == 1 and self._grow(above, parent, handles[0], words):
-                return True
-        name = b"" if event.lora_name is None else namespace(event.lora_name)
-        if parent is None or above is None:
-            start = self._hasher.start(name)
-        else:
-            start = above.state_at(parent)
-        run = Run.hashed(start, handles, words, parent)
+        run = self._run_below(parent, event.lora_name, len(handles), len(words) // len(handles))
+        if run is None:
+            return False
         number = len(runs)
         for handle in handles:
             runs.setdefault(handle, run)
         if len(runs) != number + len(handles):
             # One of them is held already, or named twice.
             for handle in handles:
-                if runs.get(handle) is run:
+                if runs.get(handle) is run and handle not in run.handles:
                     del runs[handle]
             return False
-        if parent is None:
-            self.counts.num_keyed_roots += name != b""
-        else:
-            self._link(parent, handles[0])
-        run.num_told = 0
-        self._fresh.append(run)
+        num_before = len(run.blocks)
+        if run.num_told == num_before:
+            self._fresh.append(run)
         self._num_fresh += len(handles)
+        run.grow(handles, words)
+        if parent is None:
+            self.counts.num_keyed_roots += event.lora_name is not None
+        elif num_before == 0:
+            self._link(parent, handles[0])
         return True
 
-    def _grow(self, run: Run, parent: int, handle: int, words: bytes) -> bool:
-        """Put a block behind the last one of a run, as a sequence that decodes does; False where it hangs elsewhere."""
-        if not run.can_grow(parent, len(words)) or parent in self._children or handle in self._runs:
-            return False
-        if run.num_told == len(run.blocks):
-            self._fresh.append(run)
-        run.grow(handle, words)
-        self._runs[handle] = run
-        self._num_fresh += 1
-        return True
+    def _run_below(
+        self, parent: int | None, lora_name: str | None, num_blocks: int, stride: int
+    ) -> Run | None:
+        """Say into which run blocks below a parent go: into its own where they continue it. None where it is not held."""
+        if parent is None:
+            return Run(self._hasher.start(namespace(lora_name)), None, stride)
+        above = self._runs.get(parent)
+        if above is None:
+            return None
+        if above.can_grow(parent, num_blocks, stride) and parent not in self._children:
+            return above
+        return Run(above.state_at(parent), parent, stride)
 
     def _store_any(self, event: BlockStored, now_s: float, removed: Iterable[int] = ()) -> None:
         """Add an event's blocks but those removed meanwhile, and what waited for them; or let it wait for its parent."""
@@ -277,7 +271,7 @@ class BlockTracker:
             # The handle was given to another prefix: the last writer wins, and what hung below it stays cut off.
             self._drop(handle)
             self._below_gap.pop(handle, None)
-        self._runs[handle] = Run(state, (handle,), [block], b"", state, parent)
+        self._runs[handle] = Run.of_one(state, handle, parent)
         below = self._close_gap(handle)
         if parent is not None:
             if parent not in self._runs:
