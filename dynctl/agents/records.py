@@ -15,7 +15,7 @@ def unit_status(unit: Unit) -> UnitStatus:
     program, run, life = unit.program, unit.run, unit.life
     error = life.last_error
     if unit.is_held and life.state is EngineState.STOPPED:
-        error = "drained by request; restart it to bring it back"
+        error = f"drained by request; dynctl drain --undo {unit.id} brings it back"
     return UnitStatus(
         id=unit.id,
         kind=program.kind,
@@ -25,13 +25,14 @@ def unit_status(unit: Unit) -> UnitStatus:
         started_unix_s=run.started_unix_s if run else None,
         num_restarts=life.num_restarts,
         last_error=error,
-        spec_digest=program.digest,
+        spec_digest=program.digest if run else unit.wanted_digest,
         role=program.role,
         deployment=program.deployment,
         url=program.url,
         gpu_uuids=program.gpu_uuids,
         bundle=run.bundle if run else "",
         beside=program.id if unit.is_aside else "",
+        is_held=unit.is_held,
         seen=unit.seen,
     )
 

@@ -146,9 +146,10 @@ class Supervisor:
             KeyError: when there is none of that id.
         """
         unit = self.units[unit_id]
+        unit.is_held = False
         # A successor on its way is younger than whatever this is about.
         if handover.next_id(unit_id) not in self.units:
-            handover.replace_process(self.units, unit, unit.program, self._host)
+            handover.replace_process(self.units, unit, unit.wanted, self._host)
 
     def hold(self, unit_id: str) -> None:
         """Drain a unit and keep it down until a restart is asked for.

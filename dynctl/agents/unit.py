@@ -74,9 +74,14 @@ class Unit:
         return self.id != self.program.id
 
     @property
+    def wanted(self) -> AnyProgram:
+        """What it runs or will run next."""
+        return self._next or self.program
+
+    @property
     def wanted_digest(self) -> str:
-        """The specification it runs or will run next."""
-        return (self._next or self.program).digest
+        """The specification of that."""
+        return self.wanted.digest
 
     def start(self) -> None:
         """Let it run, also after it failed."""
@@ -94,9 +99,12 @@ class Unit:
         self._handle(Event.RESTART_REQUESTED)
 
     def change(self, program: AnyProgram) -> None:
-        """Run something else under the same id."""
+        """Run something else under the same id; what is drained runs it once it is brought back."""
         self._next = program
-        self.restart()
+        if self.is_held:
+            self._host.changed()
+        else:
+            self.restart()
 
     def hold(self) -> None:
         """Drain it and keep it down until a restart is asked for."""

@@ -36,6 +36,7 @@ COMMANDS = {
     "explain": "Say why a request went where it went, or missed the cache.",
     "policy": "Show or change how running routers choose engines.",
     "logs": "Read the logs of engines, router and agents.",
+    "drain": "Take engines out of service, or bring them back.",
     "down": "Drain and stop everything dynctl started.",
     "route": "Run a router alone, in front of engines that already run.",
     "sim": "Run a simulated engine in the foreground.",

@@ -20,7 +20,7 @@ def command(
     """Show what runs, and where.
 
     Asks every host's agent; nothing shown here comes from a file on this machine. Exit 0 when every unit is ready,
-    3 when some hosts do not answer, 6 when a unit is not ready.
+    3 when some hosts do not answer, 6 when a unit is not ready that nobody drained.
 
     Example: dynctl status -o json
     """
@@ -86,7 +86,7 @@ def _show(wanted: Inventory, results: dict[str, Any], output: Output) -> None:
         {n: r for n, r in results.items() if n not in absent or n in expected}, "answered"
     )
     units = [unit for status in statuses.values() for unit in status.units]
-    unready = [unit.id for unit in units if unit.state is not EngineState.READY]
+    unready = [u.id for u in units if u.state is not EngineState.READY and not u.is_held]
     if unready:
         raise DynctlError(
             f"not ready: {', '.join(unready)}", f"dynctl logs {unready[0]}", code=ExitCode.GATE

@@ -55,7 +55,7 @@ class UnitStatus:
     last_error: str = ""
     """Why it last died or failed, one line."""
     spec_digest: str = ""
-    """Of the specification it was started with; differs from the wish while a change is under way."""
+    """Of the specification it was started with, or will be; differs from the wish while a change is under way."""
     role: str = ""
     deployment: str = ""
     url: str = ""
@@ -65,5 +65,7 @@ class UnitStatus:
     """Of the code it was started with; empty: not from a bundle."""
     beside: str = ""
     """The unit it takes over from or has handed over to; empty: it is a unit itself."""
+    is_held: bool = False
+    """Drained by a person, and kept down until that is undone."""
     seen: str = ""
     """What one that starts was last found to lack, one line; empty: nobody looked yet, or it is ready."""

@@ -121,6 +121,7 @@ async def wait_ready(
         waiting = [(name, u) for name, u in units if u.state is not EngineState.READY]
         if not waiting:
             _refuse_unchanged(statuses, goals)
+            _tell_held(statuses, tell)
             await _tell_findings(clients, statuses, tell)
             return statuses
         _refuse_late(waiting, limits, now - started)
@@ -174,6 +175,13 @@ def _seen(unit: UnitStatus) -> str:
     return f": {text}" if text else ""
 
 
+def _tell_held(statuses: Mapping[str, AgentStatus], tell: Tell) -> None:
+    for name, status in statuses.items():
+        for unit in status.units:
+            if unit.is_held:
+                tell(name, unit.id, f"stays drained; dynctl drain --undo {unit.id} brings it back")
+
+
 async def _tell_findings(
     clients: Mapping[str, AgentClient], statuses: Mapping[str, AgentStatus], tell: Tell
 ) -> None:
@@ -193,12 +201,20 @@ async def _tell_findings(
 
 
 def _awaited(statuses: Mapping[str, AgentStatus]) -> list[tuple[str, UnitStatus]]:
-    """Every unit with its host; for a predecessor that lets its last requests end nobody waits."""
+    """Every unit with its host that is to become ready.
+
+    Not a predecessor that lets its last requests end, an engine that somebody drained, or a router left without engines
+    by that.
+    """
+    engines = [u for status in statuses.values() for u in status.units if u.kind == "engine"]
+    served = {unit.deployment for unit in engines if not unit.is_held}
+    emptied = {unit.deployment for unit in engines} - served
     return [
         (name, unit)
         for name, status in statuses.items()
         for unit in (*status.units, *status.asides)
         if not (unit.beside and unit.state is EngineState.DRAINING)
+        and not (unit.is_held or (unit.kind == "router" and unit.deployment in emptied))
     ]
 
 

@@ -63,7 +63,9 @@ def unit_changes(wish: HostSlice, state: HostState) -> list[tuple[str, bool]]:
         if unit is None:
             continue
         is_changed, is_outdated = unit.spec_digest != digest, unit.bundle != wish.bundle
-        if _is_down(unit):
+        if unit.is_held:
+            changes += [(f"~{unit_id} (changed; stays drained)", False)] if is_changed else []
+        elif _is_down(unit):
             changes.append((f"~{unit_id} (was {unit.state.value})", True))
         elif unit.kind == "engine":
             changes += [(f"~{unit_id} (changed)", True)] if is_changed else []

@@ -11,7 +11,7 @@ import pytest
 
 from dynctl.agents.host.logs import LogLimits
 from dynctl.agents.host.processes import members, tagged
-from dynctl.agents.protocol import RelayWish
+from dynctl.agents.protocol import RelayWish, spec_digest
 from dynctl.agents.supervisor import StaleError
 from dynctl.core.deployment import EngineState as S
 from dynctl.core.plan import PlannedGpu
@@ -331,7 +331,7 @@ def test_drained_unit_stays_down_until_restarted_also_over_agent_restarts(
     async def first(supervisor):
         await supervisor.apply(tools.host_slice(engine()))
         await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
-        supervisor.units["e0"].hold()
+        supervisor.hold("e0")
         await tools.until(supervisor, lambda: tools.state(supervisor) is S.STOPPED)
         await supervisor.apply(tools.host_slice(engine(), generation=2))
         assert tools.state(supervisor) is S.STOPPED
@@ -340,14 +340,38 @@ def test_drained_unit_stays_down_until_restarted_also_over_agent_restarts(
         await asyncio.sleep(0.1)
         (status,) = supervisor.status.units
         assert status.state is S.STOPPED
-        assert "drained by request" in status.last_error
+        assert status.is_held
+        assert status.last_error == "drained by request; dynctl drain --undo e0 brings it back"
 
-        supervisor.units["e0"].restart()
+        supervisor.restart("e0")
         await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
         await supervisor.shutdown(now=True)
 
     supervised(first)
     supervised(second)
+
+
+def test_a_drained_unit_whose_wish_changes_stays_down_and_comes_back_as_wished(
+    supervised, engine, tools
+):
+    async def body(supervisor):
+        await supervisor.apply(tools.host_slice(engine()))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+        supervisor.hold("e0")
+        changed = engine(flags={"say": "changed"})
+        await supervisor.apply(tools.host_slice(changed, generation=2))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.STOPPED)
+        (status,) = supervisor.status.units
+        assert (status.is_held, status.spec_digest) == (True, spec_digest(changed))
+
+        supervisor.restart("e0")
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+        (status,) = supervisor.status.units
+        assert (status.is_held, status.spec_digest) == (False, spec_digest(changed))
+        assert "changed" in supervisor.units["e0"].log.last_lines(5)
+        await supervisor.shutdown(now=True)
+
+    supervised(body)
 
 
 def test_next_supervisor_adopts_and_another_boot_does_not(supervised, engine, tools, monkeypatch):

@@ -48,6 +48,25 @@ def as_wished(slice_, **changes):
     return dataclasses.replace(state, **changes)
 
 
+def test_a_drained_engine_is_left_down_and_only_told_of_a_changed_wish(plan, inventory, ground):
+    slice_ = make_slices(plan, inventory, ground)["a"]
+    state = as_wished(slice_)
+
+    def held(**change):
+        units = tuple(
+            dataclasses.replace(u, state=EngineState.STOPPED, is_held=True, **change)
+            if u.kind == "engine"
+            else u
+            for u in state.status.units
+        )
+        return dataclasses.replace(state, status=dataclasses.replace(state.status, units=units))
+
+    assert unit_changes(slice_, held()) == []
+    assert ("~chat-decode-0 (changed; stays drained)", False) in unit_changes(
+        slice_, held(spec_digest="other")
+    )
+
+
 def test_a_fresh_cluster_gets_every_step_in_order(plan, inventory, ground):
     slices = make_slices(plan, inventory, ground)
 

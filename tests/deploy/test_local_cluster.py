@@ -239,6 +239,35 @@ def test_an_engine_that_cannot_start_fails_the_gate_with_its_reason(cluster):
     assert "dynctl logs" in done.stderr
 
 
+def test_a_drained_engine_stays_down_over_up_until_it_is_brought_back(cluster):
+    cluster.run("up", "--yes")
+    before = cluster.ask("one two three")
+    client, answer = cluster.stream(60)
+    answer.read(1)
+
+    unasked = cluster.run("drain", "chat-decode-0", code=2).stderr
+    done = cluster.run("drain", "chat-decode-0", "--yes").stderr
+    rest = answer.read()
+    client.close()
+
+    assert "chat decode: no ready engine is left, new requests will be refused" in unasked
+    assert "stopped" in done
+    assert rest.endswith(b"data: [DONE]\n\n")
+    units = cluster.units()
+    assert (units["chat-decode-0"]["state"], units["chat-decode-0"]["is_held"]) == ("stopped", True)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        cluster.ask("one two three")
+    refused.value.close()
+    assert refused.value.code == 503
+    again = cluster.run("up", "--yes").stderr
+    assert "no changes" in again
+    assert "dynctl drain --undo chat-decode-0 brings it back" in again
+    assert "already drained" in cluster.run("drain", "chat-d*", "--yes").stderr
+
+    cluster.run("drain", "--undo", "here")
+    assert cluster.ask("one two three")["choices"] == before["choices"]
+
+
 def test_a_changed_wish_restarts_only_what_it_concerns(cluster):
     cluster.run("up", "--yes")
     before = cluster.units()

@@ -123,6 +123,29 @@ def test_a_server_that_never_answers_ends_up_with_what_was_seen_and_exit_6(monke
     assert "start_deadline_s" in caught.value.hint
 
 
+def test_a_drained_engine_is_not_waited_for_but_told_of(monkeypatch, goals):
+    held = UnitStatus("e0", "engine", EngineState.STOPPED, deployment="chat", is_held=True)
+    agent = Agent("a")
+    agent.units = (held, UnitStatus("e1", "engine", EngineState.READY, deployment="chat"), ROUTER)
+    told, _ = wait(monkeypatch, goals, agent)
+
+    assert told == [("a", "e0", "stays drained; dynctl drain --undo e0 brings it back")]
+
+
+def test_a_router_whose_engines_are_all_drained_is_not_waited_for(monkeypatch, goals):
+    held = UnitStatus("e0", "engine", EngineState.STOPPED, deployment="chat", is_held=True)
+    router = UnitStatus("r1", "router", EngineState.STARTING, deployment="chat")
+    agent = Agent("a")
+    agent.units = (held, router)
+    monkeypatch.setattr(apply, "_tell_findings", nothing)
+
+    assert wait(monkeypatch, goals, agent)[0][0][:2] == ("a", "e0")
+
+
+async def nothing(*_):
+    pass
+
+
 def test_who_is_waited_for_is_told_with_what_was_seen(monkeypatch, goals):
     agent, told = Agent("a"), []
     agent.units = (SILENT, replace(SILENT, id="ext-1", seen="", last_error="it ended"))

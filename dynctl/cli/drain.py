@@ -1,0 +1,72 @@
+"""`dynctl drain`: take engines out of service, or bring them back. IO: ssh, terminal."""
+
+from typing import Annotated
+
+import typer
+
+from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, Yes
+from dynctl.cli.output import Stage, confirm, progress, say, unasked, wait_for
+from dynctl.cli.session import load
+from dynctl.core.inventory import Inventory
+
+
+def command(
+    names: Annotated[
+        list[str], typer.Argument(help="Engines as in dynctl status, or hosts: all of theirs.")
+    ],
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    local: Local = False,
+    undo: Annotated[
+        bool,
+        typer.Option("--undo", help="Start drained engines again, and wait until they are ready."),
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Take engines out of service, or bring them back.
+
+    They get no new requests, those under way end (for at most two minutes), then the engines stop and let go of
+    their GPUs. They stay down, also over dynctl up and reboots, until --undo.
+
+    Example: dynctl drain gpu-03
+    """
+    wanted = load(inventory, local=local)
+    stage = Stage("interrupted; nothing was changed")
+    wait_for(_drain(wanted, names, stage, undo=undo, yes=yes), stage)
+
+
+async def _drain(
+    wanted: Inventory, names: list[str], stage: Stage, *, undo: bool, yes: bool
+) -> None:
+    from dynctl.deploy.drain import bring_back, choose, drain, what_stays
+    from dynctl.deploy.reach import NotHereError, reach_agents
+    from dynctl.errors import DynctlError
+    from dynctl.remote.fleet import open_fleet
+
+    async with (
+        open_fleet(wanted.hosts, wanted.ssh) as fleet,
+        reach_agents(wanted, fleet) as found,
+    ):
+        clients = {n: c for n, c in found.items() if not isinstance(c, DynctlError)}
+        for name, error in found.items():
+            if isinstance(error, DynctlError) and not isinstance(error, NotHereError):
+                say(f"note: {name} does not answer: {error.message}")
+        if not clients:
+            raise next(error for error in found.values() if isinstance(error, DynctlError))
+        statuses = {name: await client.status() for name, client in clients.items()}
+        meant = choose(statuses, names)
+        chosen = [each for each in meant if (each.unit.is_held if undo else not each.is_drained)]
+        for each in meant:
+            if each not in chosen:
+                say(f"{each.unit.id} is {'not' if undo else 'already'} drained")
+        if not chosen:
+            return
+        units = ", ".join(each.unit.id for each in chosen)
+        stage.if_interrupted = f"interrupted; agents go on with {units}: dynctl status"
+        if undo:
+            await bring_back(clients, chosen, progress)
+            return
+        for line in what_stays(statuses, chosen):
+            say(line)
+        await confirm(f"drain {units}?", yes=yes)
+        await drain(clients, chosen, progress)
+        say(f"to undo it: {unasked()} --undo")
