@@ -171,6 +171,14 @@ def test_kv_spreads_a_hot_prefix_before_a_rare_one():
     assert choice(popularity=2.0) == 1
 
 
+def test_kv_takes_the_one_that_had_less_of_two_drawn_among_equals():
+    policy, need = load_policy("kv"), Need(1200, 20, 0)
+    loads = [load("more", recent=2.0), load("less", recent=1.0), load("most", recent=3.0)]
+    loads.append(load("busy", recent=30.0))
+    chosen = [policy.choose(need, loads, [0] * 4, draw / 60) for draw in range(60)]
+    assert [chosen.count(position) for position in range(4)] == [20, 40, 0, 0]
+
+
 def test_in_full_caches_a_copy_of_a_prefix_costs_the_room_too():
     table, index, placement = fleet_of(2)
     rng, shared = random.Random(1), list(range(800))

@@ -2,18 +2,19 @@
 
 Rates are the engine's own, learned. The fair share is what makes a cached prefix yield: an engine that had more than
 its share of the recent requests must offer so much more of the prompt. Among near-equals the longest overlap wins, then
-chance. What an idle engine is sent this way it has cached from then on, so hot prefixes spread as far as load asks.
+of two drawn the one that had less. What an idle engine is sent this way it has cached from then on, so hot prefixes
+spread as far as load asks.
 """
 
 from collections.abc import Sequence
 from operator import itemgetter
 
-from dynctl.router.choosing import WATERMARK, Load, Need, drawn
+from dynctl.router.choosing import WATERMARK, Load, Need
 
 _FULL_MS = 2000.0
 """What an engine with full KV memory costs more: about a preemption and its recompute. A guess."""
 
-_SHARE = 1.0
+_SHARE = 0.75
 """What one fair share above the fair share costs, in prefills of this prompt; …"""
 
 _SHARE_SQUARE = 3.0
@@ -75,7 +76,23 @@ def _scan(need: Need, loads: Sequence[Load], overlaps: Sequence[int], draw: floa
     if len(near) > 1:
         most = max([overlaps[position] for position in near])
         near = [position for position in near if overlaps[position] == most]
-    return drawn(near, draw)
+    return _of_two(near, loads, draw)
+
+
+def _of_two(near: Sequence[int], loads: Sequence[Load], draw: float) -> int:
+    """Draw two of several equally good positions and take the one that had less lately.
+
+    What nobody has cached costs the same on all engines below their share: this is balance that costs nothing.
+    Always taking the least would send what several routers decide at once to one engine.
+    """
+    others = len(near) - 1
+    if not others:
+        return near[0]
+    place = draw * len(near)
+    first = int(place)
+    second = int((place - first) * others)
+    one, other = near[first], near[second + (second >= first)]
+    return one if loads[one].recent <= loads[other].recent else other
 
 
 def _near_limit(need: Need, best_ms: float) -> float:
