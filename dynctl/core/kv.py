@@ -67,3 +67,16 @@ class AllBlocksCleared(msgspec.Struct, frozen=True, gc=False):
 
 
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+def device_block_size(events: Sequence[KvEvent]) -> int:
+    """Find the block size of the prefix on an engine's device in its events; 0: they do not tell it.
+
+    Chunks of slower media, and blocks of other groups of layers, may have another size.
+    """
+    for event in events:
+        if isinstance(event, BlockStored):
+            stands_for_prefix = event.group_idx == 0 and medium_of(event.medium) == DEVICE
+            if stands_for_prefix and event.block_size:
+                return event.block_size
+    return 0

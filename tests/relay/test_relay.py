@@ -576,7 +576,9 @@ def test_slower_media_are_told_to_routers_that_ask_for_them_only(run, bench, ent
     run(main)
 
 
-def test_a_block_size_learnt_from_events_reaches_routers(run, bench, entry_of, blocks):
+def test_a_block_size_learnt_from_events_of_the_prefix_reaches_routers(
+    run, bench, entry_of, blocks
+):
     async def main():
         async with bench() as b:
             publisher = b.publisher("k")
@@ -584,6 +586,8 @@ def test_a_block_size_learnt_from_events_reaches_routers(run, bench, entry_of, b
             sink, _ = b.open_stream("/v1/kv/m-0")
             index = Index()
             await b.until(lambda: sink.headers)
+            # Models that mix attention kinds tell of each group of layers: sliding windows have their own blocks.
+            b.publish(publisher, BlockStored((70,), None, tuple(range(8)), 8, group_idx=1))
             b.publish(publisher, blocks(0, 2))
             await b.until(lambda: index.read(sink) or index.known.get(0) == set(hashes(2)))
             sizes = [frame.block_size for frame in index.frames if isinstance(frame, Snapshot)]

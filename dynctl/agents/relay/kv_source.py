@@ -15,7 +15,7 @@ import zmq
 
 from dynctl.agents.protocol import RelayEntry
 from dynctl.agents.relay.metrics import RelayMetrics
-from dynctl.core.kv import DEVICE, BlockStored, medium_of
+from dynctl.core.kv import DEVICE, device_block_size
 from dynctl.core.text import clean
 from dynctl.errors import EngineError
 from dynctl.http1.server import Exchange
@@ -233,15 +233,14 @@ class KvSource:
 
     def _learn_block_size(self, batch: EventBatch) -> bool:
         """Take the device's block size from a batch, if it tells it; nothing was taken in before."""
-        for event in batch.events:
-            if isinstance(event, BlockStored) and medium_of(event.medium) == DEVICE:
-                self._block_size = event.block_size
-                self._hasher = self._new_hasher()
-                for rank in self._trackers:
-                    self._trackers[rank] = BlockTracker(self._hasher)
-                    self._send(self._snapshot(rank))
-                return True
-        return False
+        self._block_size = device_block_size(batch.events)
+        if not self._block_size:
+            return False
+        self._hasher = self._new_hasher()
+        for rank in self._trackers:
+            self._trackers[rank] = BlockTracker(self._hasher)
+            self._send(self._snapshot(rank))
+        return True
 
     def _snapshot(self, rank: int, medium: int = DEVICE) -> bytes:
         hashes = self._trackers[rank].snapshot(medium)

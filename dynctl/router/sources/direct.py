@@ -13,7 +13,7 @@ import msgspec
 import zmq
 
 from dynctl.core.deployment import EngineInfo, EngineState
-from dynctl.core.kv import DEVICE, BlockStored, medium_of
+from dynctl.core.kv import device_block_size
 from dynctl.core.text import clean
 from dynctl.errors import DynctlError, ProbeError
 from dynctl.http1.upstream import Upstream, UpstreamError
@@ -258,7 +258,7 @@ class _EventSink:
         source = Source(self._info.id, self._info.incarnation, batch.dp_rank)
         tracker = self._trackers.get(batch.dp_rank)
         if tracker is None:
-            size = self._info.block_size_tokens or _block_size_of(batch)
+            size = self._info.block_size_tokens or device_block_size(batch.events)
             if size == 0:
                 return
             self._fleet.learn_block_size(source.engine_id, source.incarnation, size)
@@ -304,11 +304,3 @@ class _EventSink:
             index.clear(source)
         index.remove(source, delta.removed)
         index.store(source, delta.stored)
-
-
-def _block_size_of(batch: EventBatch) -> int:
-    """The block size of the engine's device, if the batch tells it; chunks of slower media may be larger."""
-    for event in batch.events:
-        if isinstance(event, BlockStored) and medium_of(event.medium) == DEVICE:
-            return event.block_size
-    return 0
