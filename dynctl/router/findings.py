@@ -1,16 +1,44 @@
 """Why hits stay away, per engine: each precondition of prefix routing is checked on live traffic, and the broken one named.
 
 When a request ends, its prompt must be in its engine's published blocks a few seconds later, found under our own hash.
-Where it is not, what is known of the engine says why. A workload without repeats is no fault and gives no finding.
+Where it is not, what is known of the engine says why. Only the last requests count, so that an engine that was well for
+long is named as soon as one that never was. A workload without repeats is no fault and gives no finding.
 Not here: gathering the evidence (`probes`). Pure.
 """
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+_NUM_LOOKS = 8
+_NUM_REPEATS = 16
+"""In a burst of one new prompt the index expects it where it is still computed: so many in a row are no burst."""
+
+
+class Look(Enum):
+    """What became of a prompt that was looked for after it ended."""
+
+    FOUND = auto()
+    OTHER_SIZE = auto()
+    """In blocks of another size."""
+    KEYED = auto()
+    """Not found, and since others were, blocks with a LoRA or a salt came."""
+    UNSEEDED = auto()
+    """Under the hash without the deployment's seed."""
+    MISSING = auto()
+
+
+def _looks() -> deque[Look]:
+    return deque(maxlen=_NUM_LOOKS)
+
+
+def _repeats() -> deque[tuple[int, int]]:
+    return deque(maxlen=_NUM_REPEATS)
 
 
 @dataclass(slots=True)
 class Evidence:
-    """What is known of one engine incarnation, since it started or since `findings` last saw it healthy."""
+    """What is known of one engine incarnation."""
 
     engine: str
     has_events_source: bool = True
@@ -29,24 +57,19 @@ class Evidence:
     parity_detail: str = ""
     block_size: int = 0
     """The router asks with."""
-    num_checked: int = 0
-    """Prompts looked for after they ended there."""
-    num_found: int = 0
-    num_found_at_other_size: int = 0
-    """Of those not found, the ones found in blocks of another size."""
+    looks: deque[Look] = field(default_factory=_looks)
+    """At the last prompts, after they ended there."""
     other_size: int = 0
-    num_keyed: int = 0
-    """Of those not found, requests with a LoRA or a salt."""
-    num_unseeded: int = 0
-    """Of those not found, the ones found under the hash without the deployment's seed."""
+    num_unheard: int = 0
+    """Prompts in a row that were not found while no block of any came, of an engine whose prompts were found before."""
     num_reported: int = 0
     """Answers that said how much was cached."""
     num_ended: int = 0
     num_text: int = 0
     """Of those, the ones placed by their text, because the router has no tokenizer."""
-    repeated_tokens: int = 0
-    """Prompt tokens this engine must have had, because its published blocks say so."""
-    reported_tokens: int = 0
+    repeats: deque[tuple[int, int]] = field(default_factory=_repeats)
+    """Of the last prompts that this engine must have had, because its published blocks say so: how many tokens, and how
+    many it reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +137,17 @@ def events_fault(e: Evidence) -> tuple[str, str, str] | None:
             f"{e.num_undecodable} event batches could not be read",
             "this engine version publishes events dynctl does not know",
         )
-    if not e.num_stored_blocks and not e.num_found:
+    if not e.num_stored_blocks:
         return (
             "no_events",
-            "requests end here and no KV event ever came",
-            "start the engine with --kv-events-config enable_kv_cache_events=true, under a topic that is subscribed to",
+            "requests end here and no KV event says what they left in the cache",
+            "start it with --kv-events-config enable_kv_cache_events=true, and give route its topic and kv-replay=…",
+        )
+    if e.num_unheard >= _MIN_CHECKED:
+        return (
+            "no_events",
+            "requests end here and no KV event comes any more",
+            "give kv-replay=… to route, so that what is lost is asked for again; else restart the engine",
         )
     return None
 
@@ -132,27 +161,29 @@ def _identity(e: Evidence) -> tuple[str, str, str] | None:
             f"the engine counts tokens differently: {e.parity_detail}",
             "give the router the engine's own model directory",
         )
-    if e.num_checked < _MIN_CHECKED or e.num_found * 2 > e.num_checked:
+    num_found = e.looks.count(Look.FOUND)
+    num_missed = len(e.looks) - num_found
+    if len(e.looks) < _MIN_CHECKED or num_found > num_missed:
         return None
-    if e.num_found_at_other_size:
+    if Look.OTHER_SIZE in e.looks:
         return (
             "block_size",
             f"its blocks have {e.other_size} tokens, the router asks for blocks of {e.block_size}",
             "let the engine report its block size, or restart the router",
         )
-    if e.num_unseeded:
+    if Look.UNSEEDED in e.looks:
         return (
             "seed",
             "its blocks are hashed without this deployment's seed",
             "give relay and router the same block_hash_seed",
         )
-    if e.num_keyed * 2 > e.num_checked - e.num_found:
+    if e.looks.count(Look.KEYED) * 2 >= num_missed:
         return (
             "salt",
             "its blocks carry a cache salt or a LoRA that the router does not ask with",
             "salted requests only hit under their own salt",
         )
-    if e.num_found:
+    if num_found:
         return None
     return (
         "seed",
@@ -163,7 +194,8 @@ def _identity(e: Evidence) -> tuple[str, str, str] | None:
 
 def _reports(e: Evidence) -> tuple[str, str, str] | None:
     """Whether the engine finds what it published."""
-    if e.repeated_tokens < _MIN_REPEATED_TOKENS or e.reported_tokens:
+    repeated_tokens = sum([expected for expected, _ in e.repeats])
+    if repeated_tokens < _MIN_REPEATED_TOKENS or any(reported for _, reported in e.repeats):
         return None
     if not e.num_reported:
         return (

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from dynctl.kv.hashing import PromptBlocks
-from dynctl.router.findings import Evidence, Finding, diagnose, events_fault
+from dynctl.router.findings import Evidence, Finding, Look, diagnose, events_fault
 from dynctl.router.hits import Outlook
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.prompt import Hashers
@@ -19,6 +19,12 @@ _DELAY_S = 1.0
 
 _EVERY_S = 0.5
 """One check per engine at most this often."""
+
+_SILENCE_S = 5.0
+"""An engine that computes tells of blocks more often, also while it generates."""
+
+_MUCH = 8
+"""This part of a cache, evicted while a prompt waits to be looked for."""
 
 _MAX_WAITING = 1024
 _OTHER_SIZES = (8, 16, 32, 64, 128, 256)
@@ -47,6 +53,21 @@ class _Check:
     due_s: float
     worker: Worker
     blocks: PromptBlocks
+    num_blocks: int
+    """That were to be cached."""
+    num_gone: int
+    """Blocks the engine had evicted when the prompt ended."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """How far an engine's own blocks had come."""
+
+    num_stored: int = 0
+    grew_s: float = 0.0
+    """When more of them were seen for the last time."""
+    num_keyed: int = 0
+    """When a prompt was found for the last time."""
 
 
 class Probes:
@@ -57,7 +78,7 @@ class Probes:
         self._index = index
         self._hashers = hashers
         self._unseeded = Hashers("")
-        self._evidence: dict[str, tuple[str, Evidence]] = {}
+        self._evidence: dict[str, tuple[str, Evidence, _Seen]] = {}
         self._next_s: dict[str, float] = {}
         self._waiting: deque[_Check] = deque(maxlen=_MAX_WAITING)
         self._found: dict[str, Finding] = {}
@@ -66,25 +87,28 @@ class Probes:
     def ended(self, outlook: Outlook, reported_tokens: int | None, now_s: float) -> None:
         """Note a request that ended well on the engine that did its prefill."""
         worker, blocks = outlook.worker, outlook.blocks
-        evidence = self._of(worker)
+        evidence, _ = self._of(worker)
         evidence.num_ended += 1
-        if reported_tokens is not None:
-            evidence.num_reported += 1
-            evidence.reported_tokens += reported_tokens
-        evidence.repeated_tokens += outlook.predicted
+        evidence.num_reported += reported_tokens is not None
+        if outlook.predicted:
+            evidence.repeats.append((outlook.predicted, reported_tokens or 0))
         evidence.num_text += outlook.is_text
         # The engine has no names for blocks of text.
         if outlook.is_text or not blocks.num_blocks or now_s < self._next_s.get(worker.id, 0.0):
             return
         self._next_s[worker.id] = now_s + _EVERY_S
-        self._waiting.append(_Check(now_s + _DELAY_S, worker, blocks))
+        num_blocks = max(outlook.num_cacheable, 1)
+        num_gone = self._num_gone(worker.id)
+        self._waiting.append(_Check(now_s + _DELAY_S, worker, blocks, num_blocks, num_gone))
 
     def tick(self, now_s: float) -> list[Finding]:
         """Do the checks that are due; return the findings that are new."""
+        for worker in self._table.all():
+            self._note_growth(worker, now_s)
         while self._waiting and self._waiting[0].due_s <= now_s:
             check = self._waiting.popleft()
             if self._table.get(check.worker.id) is check.worker:
-                self._look(check, self._of(check.worker))
+                self._look(check, *self._of(check.worker))
         before, self._found = self._found, {}
         for worker in self._table.all():
             if finding := diagnose(self._complete(worker)):
@@ -106,16 +130,15 @@ class Probes:
                     found.append(Finding(worker.id, *fault))
         return found
 
-    def _of(self, worker: Worker) -> Evidence:
-        incarnation, evidence = self._evidence.get(worker.id, ("", None))
-        if evidence is None or incarnation != worker.incarnation:
-            evidence = Evidence(worker.id)
-            self._evidence[worker.id] = (worker.incarnation, evidence)
-        return evidence
+    def _of(self, worker: Worker) -> tuple[Evidence, _Seen]:
+        known = self._evidence.get(worker.id)
+        if known is None or known[0] != worker.incarnation:
+            known = self._evidence[worker.id] = (worker.incarnation, Evidence(worker.id), _Seen())
+        return known[1:]
 
     def _complete(self, worker: Worker) -> Evidence:
         notes = self.notes.get(worker.id, EngineNotes())
-        evidence = self._of(worker)
+        evidence, _ = self._of(worker)
         return replace(
             evidence,
             has_events_source=notes.has_events_source,
@@ -127,26 +150,62 @@ class Probes:
             parity=worker.parity,
             parity_detail=notes.parity_detail,
             block_size=worker.block_size,
-            num_keyed=notes.num_keyed,
         )
 
-    def _look(self, check: _Check, evidence: Evidence) -> None:
-        blocks, engine = check.blocks, check.worker.id
-        if not self._index.num_stored(engine):
+    def _note_growth(self, worker: Worker, now_s: float) -> None:
+        num_stored = self._index.num_stored(worker.id)
+        evidence, seen = self._of(worker)
+        if num_stored != seen.num_stored:
+            seen.num_stored, seen.grew_s = num_stored, now_s
+            evidence.num_unheard = 0
+
+    def _look(self, check: _Check, evidence: Evidence, seen: _Seen) -> None:
+        if not seen.num_stored:
             # Nothing of it came yet: that says nothing about names.
             return
-        evidence.num_checked += 1
-        if self._index.is_published(engine, blocks.hash_at(1)):
-            evidence.num_found += 1
+        quiet_s = check.due_s - seen.grew_s
+        was_well = Look.FOUND in evidence.looks
+        if was_well and quiet_s > 2 * _DELAY_S and not self._holds(check, check.num_blocks):
+            # Its names are right, but where are they? A moment later this says more.
+            evidence.num_unheard += quiet_s > _SILENCE_S
             return
+        look = self._look_for(check, evidence, seen)
+        if look is Look.FOUND or not self._may_be_evicted(check):
+            evidence.looks.append(look)
+
+    def _may_be_evicted(self, check: _Check) -> bool:
+        """Whether the engine let go of much of its cache since the prompt ended: then it says nothing that it is not there."""
+        engine = check.worker.id
+        num_gone = self._num_gone(engine) - check.num_gone
+        return num_gone * _MUCH > self._index.num_blocks(engine)
+
+    def _num_gone(self, engine: str) -> int:
+        index = self._index
+        num_held = index.num_blocks(engine) + index.num_slower_blocks(engine)
+        return index.num_stored(engine) - num_held
+
+    def _holds(self, check: _Check, depth: int) -> bool:
+        return self._index.is_published(check.worker.id, check.blocks.hash_at(depth))
+
+    def _look_for(self, check: _Check, evidence: Evidence, seen: _Seen) -> Look:
+        num_keyed = self.notes.get(check.worker.id, EngineNotes()).num_keyed
+        has_first = self._holds(check, 1)
+        # The last one too: what a prompt begins with may be known from before something broke.
+        if has_first and self._holds(check, check.num_blocks):
+            seen.num_keyed = num_keyed
+            return Look.FOUND
+        other = None if has_first else self._under_another_name(check, evidence)
+        return other or (Look.KEYED if num_keyed > seen.num_keyed else Look.MISSING)
+
+    def _under_another_name(self, check: _Check, evidence: Evidence) -> Look | None:
+        """Look for what a prompt begins with as it would be called if one thing were different."""
+        blocks, engine = check.blocks, check.worker.id
         for size in _OTHER_SIZES:
             other = self._hashers.of(size).again(blocks)
             if size == check.worker.block_size or not other.num_blocks:
                 continue
             if self._index.is_published(engine, other.hash_at(1)):
-                evidence.num_found_at_other_size += 1
                 evidence.other_size = size
-                return
+                return Look.OTHER_SIZE
         unseeded = self._unseeded.of(check.worker.block_size).again(blocks)
-        if self._index.is_published(engine, unseeded.hash_at(1)):
-            evidence.num_unseeded += 1
+        return Look.UNSEEDED if self._index.is_published(engine, unseeded.hash_at(1)) else None

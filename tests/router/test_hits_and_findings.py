@@ -5,7 +5,7 @@ import random
 import pytest
 
 from dynctl.core.deployment import EngineInfo, EngineState
-from dynctl.core.kv import BlockStored
+from dynctl.core.kv import BlockRemoved, BlockStored
 from dynctl.kv.hashing import BlockHasher
 from dynctl.kv.tracker import BlockTracker
 from dynctl.router.config import Settings
@@ -87,7 +87,7 @@ class Scene:
         seed = {"seed": b"another", "no seed": b""}.get(fault, b"deployment")
         self.size = 32 if fault == "block_size" else BLOCK
         self.tracker = BlockTracker(BlockHasher(seed, self.size))
-        self.held = set()
+        self.held = {}
         self.source = Source("e", "e.1")
         notes = self.probes.notes["e"] = EngineNotes()
         notes.has_events_source = fault != "no_events_source"
@@ -117,7 +117,7 @@ class Scene:
             if handle in self.held:
                 cached = end
             else:
-                self.held.add(handle)
+                self.held[handle] = None
                 lora = "tuned" if self.fault == "salt" else None
                 block = tuple(tokens[end - size : end])
                 events.append(BlockStored((handle,), parent, block, size, lora_name=lora))
@@ -131,17 +131,35 @@ class Scene:
             return 0
         return None if self.fault == "no_report" else cached
 
-    def seconds_until_named(self):
+    def evict(self, num_left):
+        """Let go of the oldest blocks, ends before beginnings."""
+        gone = list(self.held)[: max(len(self.held) - num_left, 0)]
+        for handle in gone:
+            del self.held[handle]
+        self.index.remove(
+            self.source, self.tracker.apply([BlockRemoved(tuple(reversed(gone)))], 0.0).removed
+        )
+
+    def breaks(self, fault):
+        """From now on something is wrong with an engine that was well."""
+        self.fault = fault
+        self.is_silent = fault == "no_events"
+        if fault == "seed":  # what the relay told before goes with it
+            self.index.drop("e")
+            self.held.clear()
+            self.tracker = BlockTracker(BlockHasher(b"another", self.size))
+
+    def seconds_until_named(self, began_s=0.0, prompt_at=None):
         """Run for a minute; when the finding came, and what it was."""
-        now_s, named = 0.0, None
+        named = None
         for step in range(300):
-            now_s = step * 0.2
+            now_s = began_s + step * 0.2
             seed = step % 5 if self.repeats else step
-            self.serve(prompt_of(seed), now_s)
+            self.serve(prompt_at(now_s) if prompt_at else prompt_of(seed), now_s)
             if step % 5 == 0:
                 self.index.sweep(now_s)
                 for finding in self.probes.tick(now_s):
-                    named = named or (now_s, finding.cause)
+                    named = named or (now_s - began_s, finding.cause)
         return named
 
 
@@ -171,12 +189,41 @@ def test_each_injected_cause_is_named_within_30_seconds(fault):
     assert at_s <= 30.0
 
 
+def next_turn(now_s):
+    """One of five conversations that begin alike, longer by a block every second, and anew every half minute."""
+    number, round_ = round(now_s * 5) % 5, int(now_s) // 30
+    more = prompt_of(round_ * 5 + number + 1, 16 * (1 + int(now_s) % 30))
+    return prompt_of(0)[:160] + more
+
+
+@pytest.mark.parametrize("fault", ["no_events", "seed", "never_reused"])
+def test_a_cause_that_comes_after_a_while_is_named_as_soon(fault):
+    scene = Scene("")
+    for minute in range(5):
+        assert scene.seconds_until_named(60.0 * minute, next_turn) is None
+    scene.breaks(fault)
+
+    at_s, cause = scene.seconds_until_named(300.0, next_turn)
+
+    assert cause == fault
+    assert at_s <= 30.0
+
+
 @pytest.mark.parametrize("repeats", [True, False])
 def test_a_healthy_engine_is_never_accused_also_when_nothing_repeats(repeats):
     scene = Scene("", repeats=repeats)
 
     assert scene.seconds_until_named() is None
     assert scene.probes.findings() == ()
+
+
+def test_an_engine_that_evicts_all_the_time_is_not_accused():
+    scene = Scene("", repeats=False)
+    for step in range(300):
+        scene.serve(prompt_of(step), step * 0.2)
+        scene.evict(num_left=60)  # three prompts: gone before anybody looks
+        if step % 5 == 0:
+            assert scene.probes.tick(step * 0.2) == []
 
 
 def test_blocks_that_come_late_are_not_taken_for_blocks_of_other_names():
@@ -187,7 +234,7 @@ def test_blocks_that_come_late_are_not_taken_for_blocks_of_other_names():
         named |= {finding.cause for finding in scene.probes.tick(step * 0.2)}
     assert named == {"no_events"}
 
-    scene.is_silent, scene.held = False, set()
+    scene.is_silent, scene.held = False, {}
     for seed in range(5):
         scene.run(prompt_of(seed), 10.0)
 
