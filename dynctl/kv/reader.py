@@ -86,6 +86,9 @@ class EventSink(Protocol):
     def on_batch(self, seq: int, batch: EventBatch) -> None:
         """Take one engine step's events."""
 
+    def on_end_of_read(self) -> None:
+        """Take the news that no more batches were read together with the last one: what they change is to be told."""
+
     def on_reset(self) -> None:
         """Forget everything known of this engine: it restarted, or events are lost for good."""
 
@@ -249,10 +252,16 @@ class KvEventReader:
             # 3 frames: topic, sequence, payload.
             if len(frames) == 3 and len(frames[1]) == 8:
                 seq = int.from_bytes(frames[1], "big")
-                self._last_live_s = self._now()
-                self._obey(self._sequence.live(seq, frames[2], self._now()))
+                if self._sequence.takes(seq, frames[2]):
+                    self._hand_on(seq, frames[2])
+                else:
+                    self._obey(self._sequence.live(seq, frames[2], self._now()))
             else:
                 self._count_error(f"an event message of {len(frames)} frames")
+        if messages:
+            self._last_live_s = self._now()
+            self._judge_trust()
+            self._sink.on_end_of_read()
 
     def _on_replay(self) -> None:
         asked = self._replay
@@ -266,11 +275,12 @@ class KvEventReader:
             if frames[-2] == END_SEQ:
                 self._drop_replay()
                 self._obey(self._sequence.replay_ended(self._now()))
-                return
+                break
             if len(frames) == 4 and not frames[1].startswith(self._topic):
                 self._other_topic = frames[1]
             seq = int.from_bytes(frames[-2], "big")
             self._obey(self._sequence.replayed(seq, frames[-1], self._now()))
+        self._sink.on_end_of_read()
 
     def _take(
         self, name: str, socket: "zmq.Socket[bytes] | None", again: Callable[[], None]
@@ -294,6 +304,7 @@ class KvEventReader:
         if self._slots.is_waiting(self):
             self._sequence.not_asked_yet(now_s)
         self._obey(self._sequence.tick(now_s))
+        self._sink.on_end_of_read()
         if now_s - self._last_live_s >= AUDIT_S:
             self._last_live_s = now_s
             self._obey(self._sequence.audit(now_s))

@@ -84,6 +84,16 @@ class EventSequence:
         """Join: ask for everything the publisher still has, so that an engine that ran before us is known."""
         return self._finish(Verdict(), now_s) if self._can_replay else Verdict()
 
+    def takes(self, seq: int, payload: bytes) -> bool:
+        """Take a batch that is simply the next one, as nearly all are; False where `live` has more to decide."""
+        is_plain = seq == self._next and seq > self._highest and not self._held
+        if not is_plain or self.is_repairing or self._compare_from is not None:
+            return False
+        self._remember(seq, payload)
+        self._highest = seq
+        self._next = seq + 1
+        return True
+
     def live(self, seq: int, payload: bytes, now_s: float) -> Verdict:
         """Take a batch from the subscription."""
         verdict = Verdict()

@@ -27,6 +27,9 @@ class Sink:
         self.got.append((seq, batch.events[0].block_hashes[0]))
         self.changed.set()
 
+    def on_end_of_read(self):
+        pass
+
     def on_reset(self):
         self.got.clear()
         self.num_resets += 1

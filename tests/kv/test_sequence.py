@@ -1,9 +1,16 @@
 import random
 
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from dynctl.kv.sequence import MAX_ATTEMPTS, MAX_HELD, REORDER_S, REPLAY_SILENCE_S, EventSequence
+from dynctl.kv.sequence import (
+    MAX_ATTEMPTS,
+    MAX_HELD,
+    REORDER_S,
+    REPLAY_SILENCE_S,
+    EventSequence,
+    Verdict,
+)
 
 
 class Publisher:
@@ -398,6 +405,33 @@ def test_batches_held_during_a_repair_are_bounded():
 
 
 @settings(max_examples=300)
+@given(st.integers(0, 2**32), st.booleans())
+def test_a_batch_taken_at_once_leaves_what_a_decision_would_have_left(seed, can_replay):
+    rnd = random.Random(seed)
+    quick, slow = EventSequence(can_replay), EventSequence(can_replay)
+    now_s, taken = 0.0, 0
+    assert quick.start(now_s) == slow.start(now_s)
+    for _ in range(rnd.randrange(60)):
+        now_s += rnd.random() * 2
+        kind, near = rnd.random(), max(0, slow.last + rnd.choice([-2, 0, 1, 1, 1, 1, 3]))
+        payload = f"{near}:{rnd.random() < 0.05}".encode()
+        if kind < 0.7:
+            wanted = slow.live(near, payload, now_s)
+            if quick.takes(near, payload):
+                taken += 1
+                assert wanted == Verdict(apply=[(near, payload)])
+            else:
+                assert quick.live(near, payload, now_s) == wanted
+        elif kind < 0.8:
+            assert quick.replayed(near, payload, now_s) == slow.replayed(near, payload, now_s)
+        else:
+            step = rnd.choice(["replay_ended", "tick", "audit", "reconnected"])
+            assert getattr(quick, step)(now_s) == getattr(slow, step)(now_s)
+        state = (quick.last, quick.is_repairing, quick.is_missing, quick.counts)
+        assert state == (slow.last, slow.is_repairing, slow.is_missing, slow.counts)
+    event(f"taken at once: {min(taken, 5)}")
+
+
 @given(
     st.integers(0, 2**32),
     st.integers(1, 120),

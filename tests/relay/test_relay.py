@@ -493,7 +493,10 @@ def test_k5_a_quiet_stream_beats_with_the_sequence_of_its_last_frame(run, bench,
             index = Index()
             await b.until(lambda: sink.headers)
             seq = b.publish(publisher, blocks(0, 1))
-            b.publish(publisher, blocks(0, 1))  # again: no change, so no frame
+            await b.until(lambda: index.read(sink) or index.known.get(0) == set(hashes(1)))
+            again = b.publish(publisher, blocks(0, 1))  # no change, so no frame
+            source = b.relay._engines["m-0"].source
+            await b.until(lambda: source._reader.last_seq == again)
 
             def has_beat() -> bool:
                 index.read(sink)
@@ -694,6 +697,7 @@ def test_steps_that_follow_each_other_quickly_are_told_as_one_and_the_first_at_o
             source._told_s = asyncio.get_running_loop().time() + 3600.0  # its time is not over
             for seq, event in enumerate(steps):
                 source.on_batch(seq, EventBatch(0.0, (event,)))
+                source.on_end_of_read()
             assert source._telling is not None
             source._tell()  # now it is
             wanted = set(hashes(29))
@@ -705,6 +709,7 @@ def test_steps_that_follow_each_other_quickly_are_told_as_one_and_the_first_at_o
 
             source._told_s = 0.0  # a pause
             source.on_batch(31, EventBatch(0.0, (blocks(29, 1, parent=28),)))
+            source.on_end_of_read()
             assert source._telling is None
             await b.until(lambda: index.read(sink) or len(index.known[0]) == 30)
 

@@ -21,6 +21,9 @@ class Follower:
         self.known -= set(delta.removed)
         self.known |= set(delta.stored)
 
+    def on_end_of_read(self):
+        pass
+
     def on_reset(self):
         self.num_resets += 1
         self.tracker.reset()

@@ -153,7 +153,7 @@ class KvSource:
     # The reader tells…
 
     def on_batch(self, seq: int, batch: EventBatch) -> None:
-        """Hash one engine step's events; the change is passed on now, or with those that follow."""
+        """Hash one engine step's events."""
         self._metrics.kv_batches += 1
         if not self._block_size and not self._learn_block_size(batch):
             # Nothing of the device then, and chunks of slower media may be cut at its block size only.
@@ -167,8 +167,14 @@ class KvSource:
         tracker.note(batch.events, self._loop.time())
         _, since_s = self._untold.get(rank, (seq, batch.ts))
         self._untold[rank] = (seq, since_s)
+
+    def on_end_of_read(self) -> None:
+        """Tell of what the batches have changed: now, or soon with those that follow."""
+        if not self._untold:
+            return
         due_s = self._told_s + MERGE_S - self._loop.time()
-        if due_s <= 0 or tracker.num_changes >= _MERGED_BLOCKS:
+        num_changes = sum([self._trackers[rank].num_changes for rank in self._untold])
+        if due_s <= 0 or num_changes >= _MERGED_BLOCKS:
             self._tell()
         elif self._telling is None:
             self._telling = self._loop.call_later(due_s, self._tell)

@@ -230,13 +230,15 @@ class DirectSource:
 
 
 class _EventSink:
-    """Hashes one engine's events into the index."""
+    """Hashes one engine's events into the index: those read together in one go."""
 
     def __init__(self, fleet: Fleet, hashers: Hashers, info: EngineInfo) -> None:
         self._fleet = fleet
         self._hashers = hashers
         self._info = info
         self._trackers: dict[int, BlockTracker] = {}
+        self._noted: set[int] = set()
+        """Ranks whose last batches are not in the index yet."""
         self._loop = asyncio.get_running_loop()
         self._failed_s: float | None = None
 
@@ -253,23 +255,32 @@ class _EventSink:
         return failed_s is not None and self._loop.time() - failed_s >= _RETRY_EVENTS_S
 
     def on_batch(self, seq: int, batch: EventBatch) -> None:
-        """Apply one engine step's events."""
+        """Take note of one engine step's events."""
         del seq
-        source = Source(self._info.id, self._info.incarnation, batch.dp_rank)
-        tracker = self._trackers.get(batch.dp_rank)
+        rank = batch.dp_rank
+        tracker = self._trackers.get(rank)
         if tracker is None:
             size = self._info.block_size_tokens or device_block_size(batch.events)
             if size == 0:
                 return
-            self._fleet.learn_block_size(source.engine_id, source.incarnation, size)
-            tracker = self._trackers[batch.dp_rank] = BlockTracker(self._hashers.of(size))
-            self._fleet.index.begin(source)
-        self._apply(source, tracker.apply(batch.events, self._loop.time()))
-        for delta in tracker.take_slower():
-            slower = source._replace(medium=delta.medium)
-            if not self._fleet.index.holds(slower):
-                self._fleet.index.begin(slower)
-            self._apply(slower, delta)
+            self._fleet.learn_block_size(self._info.id, self._info.incarnation, size)
+            tracker = self._trackers[rank] = BlockTracker(self._hashers.of(size))
+            self._fleet.index.begin(self._source(rank))
+        tracker.note(batch.events, self._loop.time())
+        self._noted.add(rank)
+
+    def on_end_of_read(self) -> None:
+        """Put what the batches noted have changed into the index."""
+        index = self._fleet.index
+        for rank in self._noted:
+            source, tracker = self._source(rank), self._trackers[rank]
+            self._apply(source, tracker.take())
+            for delta in tracker.take_slower():
+                slower = source._replace(medium=delta.medium)
+                if not index.holds(slower):
+                    index.begin(slower)
+                self._apply(slower, delta)
+        self._noted.clear()
 
     def on_trust(self, trust: float) -> None:
         """Believe what is known of the engine only so far from here on."""
@@ -280,6 +291,7 @@ class _EventSink:
         """Forget the engine's blocks: it started anew, or events are lost for good."""
         self._fleet.metrics.kv_frames.add("lost")
         self._trackers.clear()
+        self._noted.clear()
         self._fleet.index.drop(self._info.id)
 
     def empty(self) -> bool:
@@ -294,6 +306,9 @@ class _EventSink:
         log.warning("KV events of %s are given up: %s", clean(self._info.id), clean(reason))
         self._failed_s = self._loop.time()
         self.on_reset()
+
+    def _source(self, rank: int) -> Source:
+        return Source(self._info.id, self._info.incarnation, rank)
 
     def _apply(self, source: Source, delta: TrackedDelta) -> None:
         if delta.is_empty:
