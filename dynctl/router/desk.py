@@ -284,6 +284,10 @@ class Desk:
             ("cached",): float(self.hits.probe_cached_tokens),
         }
         yield from gauge("probe_tokens", "Tokens of own questions asked again.", probes, ("what",))
+        lengths: dict[tuple[str, ...], float] = {
+            (key,): round(tokens, 1) for key, tokens in self.workers.lengths.learned().items()
+        }
+        yield from gauge("expected_output_tokens", "Of an answer.", lengths, ("route_key",))
         found: dict[tuple[str, ...], float] = {
             (f.engine, f.cause): 1.0 for f in self.probes.findings()
         }

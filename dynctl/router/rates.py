@@ -3,6 +3,8 @@
 Not here: clocks, which engine is chosen. Pure.
 """
 
+from itertools import islice
+
 _KEEP = 0.98
 """Weight of the past at each observation: about the last 50 count. A guess, to be tuned on traces."""
 
@@ -182,6 +184,7 @@ class OutputLengths:
     """Expected output tokens by what kind of request it is (route key); an unknown kind is taken as the mean of all."""
 
     _MAX_KEYS = 4096
+    _MAX_SHOWN = 64
 
     def __init__(self, start_tokens: float = 128.0) -> None:
         """`start_tokens` is a guess until the first answers end."""
@@ -193,6 +196,10 @@ class OutputLengths:
         mean = self._by_key.get(key, self._all)
         tokens = max(1, round(mean.value))
         return tokens if limit is None else min(limit, tokens)
+
+    def learned(self) -> dict[str, float]:
+        """What answers of the first kinds were like; a client may name any number of them."""
+        return {key: mean.value for key, mean in islice(self._by_key.items(), self._MAX_SHOWN)}
 
     def learn(self, key: str, num_tokens: int) -> None:
         """Take an answer's length in."""

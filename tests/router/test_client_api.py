@@ -232,21 +232,32 @@ def test_served_names_stand_for_the_engines_own(run):
     run(main)
 
 
+LENGTHS = "dynctl_router_expected_output_tokens"
+
+
 def test_metrics_say_what_happened(run):
     async def main():
-        from dynctl.core.exposition import router_sample
+        from dynctl.core.exposition import parse, router_sample
 
         async with routed(FakeEngine()) as bench:
             await bench.client.complete()
             await bench.client.complete(stream=True)
+            body = {"model": MODEL, "prompt": "hello"}
+            for number in range(100):
+                key = 'a"b\\c' if number == 0 else f"kind {number}"
+                await bench.client.post("/v1/completions", body, x_dynctl_route_key=key)
             text = (await bench.client.get("/metrics")).body.decode()
 
+            lengths = parse(text, {LENGTHS})[LENGTHS]
+            assert len(lengths) == 64, "clients cannot make any number of them"
+            assert {one.labels["route_key"] for one in lengths} >= {"/v1/completions:16", 'a"b\\c'}
+            assert {one.value for one in lengths} == {6.0}
             sample = router_sample(text, "r", "d")
-            assert sample.requests_total == 2
+            assert sample.requests_total == 102
             assert sample.errors_total == 0
             assert sample.inflight == sample.queued == 0
-            assert sample.prompt_tokens_total == 40
-            assert sample.output_tokens_total == 12
+            assert sample.prompt_tokens_total == 102 * 20
+            assert sample.output_tokens_total == 102 * 6
             assert sample.ttft_s.counts[-1] == 1
             assert sample.itl_s.counts[-1] == 5
 
