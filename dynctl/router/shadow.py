@@ -25,13 +25,19 @@ _MAX_BLOCKS = 1 << 20
 
 
 class _Cache:
-    """Blocks one engine would hold; the least recently used go first, tails before heads."""
+    """Blocks one engine would hold; the least recently used go first, tails before heads.
 
-    __slots__ = ("_blocks", "_capacity")
+    What it generated is held too. Nobody knows those blocks by name, but a next turn begins with the prompt before, and
+    what follows there is its answer.
+    """
+
+    __slots__ = ("_blocks", "_capacity", "_num_held")
 
     def __init__(self, capacity: int) -> None:
-        self._blocks: OrderedDict[int, None] = OrderedDict()
+        self._blocks: OrderedDict[int, int] = OrderedDict()
+        """Each with the number of blocks that an answer left behind it."""
         self._capacity = capacity
+        self._num_held = 0
 
     def depth(self, hashes: Sequence[int]) -> int:
         """Blocks of a prompt held without a gap."""
@@ -42,16 +48,19 @@ class _Cache:
                 low = middle
             else:
                 high = middle - 1
-        return low
+        return min(low + self._blocks[hashes[low - 1]], len(hashes)) if low else 0
 
-    def take(self, hashes: Sequence[int]) -> None:
-        """Hold a prompt's blocks."""
+    def take(self, hashes: Sequence[int], num_answered: int) -> None:
+        """Hold a prompt's blocks, and so many behind them."""
         blocks = self._blocks
         for block in reversed(hashes):
-            blocks[block] = None
-            blocks.move_to_end(block)
-        while len(blocks) > self._capacity:
-            blocks.popitem(last=False)
+            self._num_held += 1 - (1 + blocks.pop(block) if block in blocks else 0)
+            blocks[block] = 0
+        if hashes:
+            blocks[hashes[-1]] = num_answered
+            self._num_held += num_answered
+        while self._num_held > self._capacity:
+            self._num_held -= 1 + blocks.popitem(last=False)[1]
 
 
 @dataclass(slots=True)
@@ -249,7 +258,8 @@ class Shadow:
         work_ms = load.prefill_base_ms + (need.prompt_tokens - hit) * load.prefill_ms_per_token
         engine.free_at_s = max(engine.free_at_s, need.now_s) + work_ms / 1e3
         engine.recent += need.recent_unit
-        engine.cache.take(hashes)
+        num_blocks = (need.prompt_tokens + need.output_tokens) // max(worker.block_size, 1)
+        engine.cache.take(hashes, max(num_blocks - len(hashes), 0))
         ttft_ms = (engine.free_at_s - need.now_s) * 1e3
         tally = self.sums.shadow if side else self.sums.real
         tally.add(worker.id, need.prompt_tokens, hit, ttft_ms)

@@ -32,8 +32,11 @@ def fleet(policy):
     return index, Placement(table, index, load_policy(policy), Settings(), random.Random(1))
 
 
-def serve(index, placement, number=600):
-    """Conversations on shared prefixes, on engines whose cache is what the index says; the hit rate they get."""
+def serve(index, placement, number=600, num_answered=0):
+    """Conversations on shared prefixes, on engines whose cache is what the index says; the hit rate they get.
+
+    Answers are part of the next turn.
+    """
     rng = random.Random(2)
     shared = [[rng.randrange(1000) for _ in range(512)] for _ in range(6)]
     histories = [list(rng.choice(shared)) for _ in range(60)]
@@ -46,29 +49,33 @@ def serve(index, placement, number=600):
         index.sweep(now_s)
         blocks = HASHERS.of(16).prompt(history)
         held = index.match(blocks, (len(history) - 1) // 16)
-        placed = placement.place(Order("r", Prompt.known(HASHERS, list(history)), None, 16), now_s)
+        prompt = Prompt.known(HASHERS, list(history))
+        placed = placement.place(Order("r", prompt, None, num_answered or 16), now_s)
         engine = placed.main.worker.id
         chosen.append(engine)
         hit += held.get(engine, 0) * 16
         asked += len(history)
-        index.store(Source(engine, f"{engine}.1"), blocks.hashes())
+        history += [rng.randrange(1000) for _ in range(num_answered)]
+        index.store(Source(engine, f"{engine}.1"), HASHERS.of(16).prompt(history).hashes())
         placed.main.prefill_ended(now_s + 0.05)
         placed.main.release()
     return hit / asked, chosen
 
 
-def test_what_the_shadow_says_is_what_switching_gives():
+@pytest.mark.parametrize("num_answered", [0, 120])
+def test_what_the_shadow_says_is_what_switching_gives(num_answered):
     index, placement = fleet("round_robin")
     placement.shadow = Shadow("kv", load_policy("kv"), "round_robin", random.Random(3))
-    _, with_shadow = serve(index, placement)
+    _, with_shadow = serve(index, placement, num_answered=num_answered)
     said = placement.shadow.to_json()
 
     index, plain = fleet("round_robin")
-    before, without = serve(index, plain)
+    before, without = serve(index, plain, num_answered=num_answered)
     assert with_shadow == without, "the shadow does not act"
 
     index, placement = fleet("kv")
-    got, _ = serve(index, placement)
+    got, _ = serve(index, placement, num_answered=num_answered)
+    assert said["real"]["hit_ratio"] == pytest.approx(before, abs=0.03)
     assert said["shadow"]["hit_ratio"] == pytest.approx(got, abs=0.03)
     assert said["shadow"]["hit_ratio"] > said["real"]["hit_ratio"] + 0.1
     assert said["shadow"]["ttft_ms"] < said["real"]["ttft_ms"]
