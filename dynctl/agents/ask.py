@@ -76,7 +76,8 @@ async def is_healthy(at: Endpoints, say: Say) -> bool:
     try:
         response = await ask(at, "GET", "/health")
     except UpstreamError as error:
-        say(f"no answer to /health: {error.message}")
+        where = at.socket or urlsplit(at.url).netloc
+        say(f"no answer to /health: {error.message.removeprefix(f'{where}: ')}")
         return False
     if response.status != 200:
         reason = clean(response.body.decode("utf-8", "replace"), 120)

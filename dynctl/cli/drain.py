@@ -12,7 +12,11 @@ from dynctl.core.inventory import Inventory
 
 def command(
     names: Annotated[
-        list[str], typer.Argument(help="Engines as in dynctl status, or hosts: all of theirs.")
+        list[str],
+        typer.Argument(
+            metavar="ENGINE|HOST...",
+            help="Engines as in dynctl status, or hosts: all of theirs; globs of either.",
+        ),
     ],
     inventory: InventoryPath = DEFAULT_INVENTORY,
     local: Local = False,
@@ -47,18 +51,18 @@ async def _drain(
         reach_agents(wanted, fleet) as found,
     ):
         clients = {n: c for n, c in found.items() if not isinstance(c, DynctlError)}
-        for name, error in found.items():
-            if isinstance(error, DynctlError) and not isinstance(error, NotHereError):
-                say(f"note: {name} does not answer: {error.message}")
+        errors = [error for error in found.values() if isinstance(error, DynctlError)]
         if not clients:
-            raise next(error for error in found.values() if isinstance(error, DynctlError))
+            raise errors[0]
+        for error in errors:
+            if not isinstance(error, NotHereError):
+                say(f"note: {error.message}")
         statuses = {name: await client.status() for name, client in clients.items()}
         meant = choose(statuses, names)
         chosen = [each for each in meant if (each.unit.is_held if undo else not each.is_drained)]
-        for each in meant:
-            if each not in chosen:
-                say(f"{each.unit.id} is {'not' if undo else 'already'} drained")
         if not chosen:
+            ids = ", ".join(each.unit.id for each in meant)
+            say(f"{'not' if undo else 'already'} drained: {ids}")
             return
         units = ", ".join(each.unit.id for each in chosen)
         stage.if_interrupted = f"interrupted; agents go on with {units}: dynctl status"

@@ -2,8 +2,10 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,8 +17,12 @@ from dynctl.core.inventory import Inventory
 
 if TYPE_CHECKING:
     from dynctl.agents.client import AgentClient
+    from dynctl.remote.fleet import Fleet
 
 MAX_LINE_BYTES = 65536
+
+Open = Callable[[], AbstractAsyncContextManager[AsyncIterator[bytes]]]
+"""Opens one unit's log."""
 
 
 def command(
@@ -40,7 +46,8 @@ def command(
 ) -> None:
     """Read the logs of engines, router and agents.
 
-    Each line begins with its unit's name. Hosts that cannot be reached are named at the end (exit 3).
+    Each line begins with its unit's name. Hosts that cannot be reached are named at the end (exit 3). Where only the agent
+    does not answer, the log files are read.
 
     Example: dynctl logs -f 'chat-decode-*'
     """
@@ -65,39 +72,35 @@ async def _logs(
     tail: int,
     pattern: "re.Pattern[str] | None",
 ) -> None:
-    from dynctl.agents.client import AgentClient
     from dynctl.core.text import clean
-    from dynctl.deploy.reach import reach_agents
-    from dynctl.errors import DynctlError, UsageError
-    from dynctl.inventory.problems import suggest
+    from dynctl.deploy.reach import NotHereError, reach_agents
+    from dynctl.errors import DynctlError
     from dynctl.remote.fleet import open_fleet
 
     async with (
         open_fleet(wanted.entries(hosts), wanted.ssh) as fleet,
         reach_agents(wanted, fleet, hosts) as clients,
     ):
-        reached = {
-            name: client for name, client in clients.items() if not isinstance(client, DynctlError)
-        }
-        sources: list[tuple[str, AgentClient]] = []
-        for client in reached.values():
-            sources += [
-                (unit, client)
-                for unit in await _units(client)
-                if not units or any(fnmatchcase(unit, pattern) for pattern in units)
-            ]
-        missing = {p for p in units if not any(fnmatchcase(unit, p) for unit, _ in sources)}
-        if missing and not any(isinstance(c, DynctlError) for c in clients.values()):
-            known = [unit for client in reached.values() for unit in await _units(client)]
-            near = [hint for name in sorted(missing) if (hint := suggest(name, known))]
-            raise UsageError(
-                f"no unit is called {', '.join(sorted(missing))}",
-                near[0] if near else "dynctl status lists them",
-            )
+        logs: list[tuple[str, Open]] = []
+        unread = False
+        for name, client in clients.items():
+            if not isinstance(client, DynctlError):
+                logs += await _of_agent(client, tail, follow=follow)
+            elif left := await _of_files(wanted, fleet, name, client, tail, follow=follow):
+                logs += left
+            else:
+                unread = unread or not isinstance(client, NotHereError)
+        sources = [
+            (unit, opened)
+            for unit, opened in logs
+            if not units or any(fnmatchcase(unit, asked) for asked in units)
+        ]
+        if not unread and logs:
+            _refuse_unknown(units, [unit for unit, _ in logs])
         width = max((len(unit) for unit, _ in sources), default=0)
 
-        async def show(unit: str, client: AgentClient) -> None:
-            async with client.logs(unit, tail=tail, follow=follow) as pieces:
+        async def show(unit: str, opened: Open) -> None:
+            async with opened() as pieces:
                 async for line in _lines(pieces):
                     text = clean(line.decode(errors="replace"), 4000)
                     if pattern is None or pattern.search(text):
@@ -105,18 +108,50 @@ async def _logs(
 
         if follow:
             async with asyncio.TaskGroup() as group:
-                for unit, client in sources:
-                    group.create_task(show(unit, client), name=f"logs:{unit}")
+                for unit, opened in sources:
+                    group.create_task(show(unit, opened), name=f"logs:{unit}")
         else:
-            for unit, client in sources:
-                await show(unit, client)
+            for unit, opened in sources:
+                await show(unit, opened)
     raise_host_failures(
         {name: c if isinstance(c, DynctlError) else None for name, c in clients.items()}, "shown"
     )
 
 
-async def _units(client: "AgentClient") -> list[str]:
-    return ["agent", *(unit.id for unit in (await client.status()).units)]
+async def _of_agent(client: "AgentClient", tail: int, *, follow: bool) -> list[tuple[str, Open]]:
+    names = ["agent", *(unit.id for unit in (await client.status()).units)]
+    return [(unit, partial(client.logs, unit, tail, follow=follow)) for unit in names]
+
+
+async def _of_files(
+    wanted: Inventory, fleet: "Fleet", host_name: str, why: Exception, tail: int, *, follow: bool
+) -> list[tuple[str, Open]]:
+    """The logs of a host that is reachable and whose agent does not answer; none for other hosts."""
+    from dynctl.deploy.left import left_log, left_units
+    from dynctl.deploy.places import place_of
+    from dynctl.deploy.reach import NoAgentError, NotHereError
+
+    if not isinstance(why, NoAgentError) or isinstance(why, NotHereError):
+        return []
+    remote = fleet.remote(host_name)
+    place = place_of(wanted.host(host_name), wanted, remote.home)
+    return [
+        (unit, partial(left_log, remote, place, unit, tail, follow=follow))
+        for unit in await left_units(remote, place)
+    ]
+
+
+def _refuse_unknown(asked: list[str], known: list[str]) -> None:
+    from dynctl.errors import UsageError
+    from dynctl.inventory.problems import suggest
+
+    missing = sorted({one for one in asked if not any(fnmatchcase(unit, one) for unit in known)})
+    if missing:
+        near = [hint for one in missing if (hint := suggest(one, known))]
+        raise UsageError(
+            f"no unit is called {', '.join(missing)}",
+            near[0] if near else "dynctl status lists them",
+        )
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

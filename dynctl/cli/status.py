@@ -8,6 +8,7 @@ from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local, O
 from dynctl.cli.output import emit_json, say, table, wait_for
 from dynctl.cli.session import load, raise_host_failures, select
 from dynctl.core.inventory import Inventory
+from dynctl.core.text import clean
 from dynctl.core.units import format_seconds
 
 
@@ -72,6 +73,9 @@ def _show(wanted: Inventory, results: dict[str, Any], output: Output) -> None:
         )
     elif statuses:
         _draw(statuses)
+        for name, status in statuses.items():
+            for text in status.degraded:
+                say(f"{name}: the agent is degraded: {clean(text, 300)}")
     if not statuses and len(absent) == len(results):
         raise DynctlError(
             f"cluster {wanted.cluster} is not up on any of {len(results)} hosts",

@@ -121,7 +121,7 @@ async def wait_ready(
         waiting = [(name, u) for name, u in units if u.state is not EngineState.READY]
         if not waiting:
             _refuse_unchanged(statuses, goals)
-            _tell_held(statuses, tell)
+            _tell_lasting(statuses, tell)
             await _tell_findings(clients, statuses, tell)
             return statuses
         _refuse_late(waiting, limits, now - started)
@@ -175,8 +175,11 @@ def _seen(unit: UnitStatus) -> str:
     return f": {text}" if text else ""
 
 
-def _tell_held(statuses: Mapping[str, AgentStatus], tell: Tell) -> None:
+def _tell_lasting(statuses: Mapping[str, AgentStatus], tell: Tell) -> None:
+    """Tell what stays as it is though all is ready: agents that cannot do all of their work, engines somebody drained."""
     for name, status in statuses.items():
+        for text in status.degraded:
+            tell(name, "agent", f"degraded: {text}")
         for unit in status.units:
             if unit.is_held:
                 tell(name, unit.id, f"stays drained; dynctl drain --undo {unit.id} brings it back")

@@ -38,6 +38,8 @@ def _host_steps(goal: HostGoal, state: HostState) -> list[Step]:
     changes = unit_changes(goal.slice, state)
     if changes or steps or _is_behind(goal.slice, state):
         detail = ", ".join(text for text, _ in changes) or "no unit changes"
+        if state.status is None and launch:
+            detail += "; what still runs of it is taken over"
         steps.append(
             Step(
                 name,

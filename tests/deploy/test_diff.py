@@ -67,6 +67,17 @@ def test_a_drained_engine_is_left_down_and_only_told_of_a_changed_wish(plan, inv
     )
 
 
+def test_where_only_the_agent_died_units_are_said_to_be_taken_over(plan, inventory, ground):
+    slice_ = make_slices(plan, inventory, ground)["b"]
+    steps = diff({"b": goal(slice_)}, {"b": as_wished(slice_, status=None)})
+
+    assert [(s.kind, s.is_disruptive) for s in steps] == [
+        (StepKind.AGENT, False),
+        (StepKind.SLICE, False),
+    ]
+    assert steps[-1].detail == "+chat-decode-1, +relay; what still runs of it is taken over"
+
+
 def test_a_fresh_cluster_gets_every_step_in_order(plan, inventory, ground):
     slices = make_slices(plan, inventory, ground)
 

@@ -190,8 +190,18 @@ def test_a_dead_agent_is_replaced_and_engines_never_notice(cluster, ended):
 
     assert cluster.ask("still there?")["choices"]
     cluster.run("status", code=4)
-    cluster.run("up", "--yes")
+    logs = cluster.run("logs", "agent", "chat-dec*", code=4)
+    astray = cluster.run("logs", "chat-decode0", code=2).stderr
+    again = cluster.run("up", "--yes").stderr
 
+    assert {line.split("│")[0].strip() for line in logs.stdout.splitlines()} == {
+        "agent",
+        "chat-decode-0",
+    }
+    assert "chat-decode-0 starting -> ready" in logs.stdout
+    assert "the agent does not answer" in logs.stderr
+    assert "did you mean 'chat-decode-0'?" in astray
+    assert "what still runs of it is taken over" in again
     assert {i: u["pid"] for i, u in cluster.units().items()} == {
         i: u["pid"] for i, u in before.items()
     }
@@ -262,7 +272,7 @@ def test_a_drained_engine_stays_down_over_up_until_it_is_brought_back(cluster):
     again = cluster.run("up", "--yes").stderr
     assert "no changes" in again
     assert "dynctl drain --undo chat-decode-0 brings it back" in again
-    assert "already drained" in cluster.run("drain", "chat-d*", "--yes").stderr
+    assert "already drained: chat-decode-0" in cluster.run("drain", "chat-d*", "--yes").stderr
 
     cluster.run("drain", "--undo", "here")
     assert cluster.ask("one two three")["choices"] == before["choices"]

@@ -132,6 +132,16 @@ def test_a_drained_engine_is_not_waited_for_but_told_of(monkeypatch, goals):
     assert told == [("a", "e0", "stays drained; dynctl drain --undo e0 brings it back")]
 
 
+def test_an_agent_that_cannot_do_all_of_its_work_is_told_of(monkeypatch, goals):
+    class Full(Agent):
+        async def status(self):
+            return replace(await super().status(), degraded=("units.json: disk is full",))
+
+    told, _ = wait(monkeypatch, goals, Full("a"))
+
+    assert told == [("a", "agent", "degraded: units.json: disk is full")]
+
+
 def test_a_router_whose_engines_are_all_drained_is_not_waited_for(monkeypatch, goals):
     held = UnitStatus("e0", "engine", EngineState.STOPPED, deployment="chat", is_held=True)
     router = UnitStatus("r1", "router", EngineState.STARTING, deployment="chat")

@@ -1,0 +1,42 @@
+"""What `dynctl status` shows beside its table."""
+
+import pytest
+
+from dynctl.agents.protocol import AgentStatus
+from dynctl.cli import status
+from dynctl.cli.options import Output
+from dynctl.core.deployment import EngineState, UnitStatus
+from dynctl.core.inventory import HostEntry, Inventory
+from dynctl.errors import DynctlError, ExitCode
+
+INVENTORY = Inventory("c", (HostEntry("a", "a.example"),), path="inventory.yaml")
+
+
+def show(*units, degraded=()):
+    facts = ("1", "c", "a", 1, 1, "d1", "b1", "boot", 1, 0.0)
+    found = {"a": AgentStatus(*facts, units=units, degraded=degraded)}
+    status._show(INVENTORY, found, Output.TABLE)
+
+
+def engine(state, **change):
+    return UnitStatus("chat-0", "engine", state, **change)
+
+
+def test_what_an_agent_cannot_do_is_told_though_all_is_ready(capsys):
+    show(engine(EngineState.READY), degraded=("units.json: No space left on device",))
+
+    assert "a: the agent is degraded: units.json: No space left" in capsys.readouterr().err
+
+
+def test_what_a_starting_engine_lacks_stands_in_its_row_and_it_is_not_ready(capsys):
+    with pytest.raises(DynctlError, match="not ready: chat-0") as caught:
+        show(engine(EngineState.STARTING, seen="asked for a first token", last_error="it died"))
+
+    assert caught.value.exit_code is ExitCode.GATE
+    assert "asked for a first token" in capsys.readouterr().out
+
+
+def test_what_somebody_drained_is_no_failure(capsys):
+    show(engine(EngineState.STOPPED, is_held=True, last_error="drained by request"))
+
+    assert "drained by request" in capsys.readouterr().out
