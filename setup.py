@@ -18,7 +18,7 @@ COMPILED = {
     "warming worker_table workers",
     "dynctl/router/api": "answers keys requests streams",
     "dynctl/router/policies": "kv least_loaded prefix random round_robin",
-    "dynctl/router/sources": "route",
+    "dynctl/router/sources": "feed route",
 }
 """The way of a request and of a KV event through router and relay. Not: types that msgspec builds (it makes those classes
 itself), starting and stopping, what waits for sockets in coroutines."""

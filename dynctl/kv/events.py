@@ -7,7 +7,6 @@ Not here: order and gaps (`sequence`), our hashes (`tracker`), sockets. Pure.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -216,10 +215,11 @@ def _stored(event: _Stored) -> BlockStored:
 
 def _handles(values: Sequence[int | bytes]) -> tuple[EngineBlockHash, ...]:
     """Take all handles of an event; unsigned integers, the usual form, are taken as they are."""
-    with suppress(TypeError, ValueError):  # bytes among them, or none
-        if min(values) >= 0:  # type: ignore[operator]
-            return tuple(values)  # type: ignore[arg-type]
-    return tuple(map(_handle, values))
+    try:
+        is_plain = min(values) >= 0  # type: ignore[operator]
+    except (TypeError, ValueError):  # bytes among them, or none
+        is_plain = False
+    return tuple(values) if is_plain else tuple(map(_handle, values))  # type: ignore[arg-type]
 
 
 def _handle(value: int | bytes) -> EngineBlockHash:

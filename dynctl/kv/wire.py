@@ -125,6 +125,8 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._rest = bytearray()
+        self._wanted = 0
+        """So many bytes complete the frame that the rest begins with."""
 
     def feed(self, data: bytes) -> list[Frame]:
         """Take bytes and return the frames they complete.
@@ -132,20 +134,26 @@ class FrameReader:
         Raises:
             WireError: when a frame is malformed or larger than any we send.
         """
-        rest = self._rest
-        rest += data
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._wanted:
+                return []
+            data = bytes(self._rest)
+            self._rest.clear()
         frames: list[Frame] = []
-        start = 0
-        while len(rest) - start >= _LENGTH_BYTES:
-            length = int.from_bytes(rest[start : start + _LENGTH_BYTES], "big")
-            if length > MAX_FRAME_BYTES:
-                raise WireError(f"a frame of {length} bytes, more than {MAX_FRAME_BYTES}")
-            end = start + _LENGTH_BYTES + length
-            if len(rest) < end:
+        start, length = 0, len(data)
+        while start < length:
+            body = start + _LENGTH_BYTES
+            num_bytes = int.from_bytes(data[start:body], "big") if body <= length else 0
+            if num_bytes > MAX_FRAME_BYTES:
+                raise WireError(f"a frame of {num_bytes} bytes, more than {MAX_FRAME_BYTES}")
+            end = body + num_bytes
+            if end > length:
+                self._rest += data[start:]
+                self._wanted = end - start
                 break
-            frames.append(_decode_one(bytes(rest[start + _LENGTH_BYTES : end])))
+            frames.append(_decode_one(data[body:end]))
             start = end
-        del rest[:start]
         return frames
 
 
@@ -198,27 +206,26 @@ def _decode_one(data: bytes) -> Frame:
         WireError: when the kind is unknown, or header and body do not fit together.
     """
     header_end = 3 + int.from_bytes(data[1:3], "big")
-    header, body = data[3:header_end], data[header_end:]
+    kind, header = data[:1], data[3:header_end]
     try:
-        match data[:1]:
-            case b"S":
-                s = _snapshot_header.decode(header)
-                numbers = _numbers(body)
-                return Snapshot(s.incarnation, s.seq, s.block_size, numbers, s.rank, s.medium)
-            case b"D":
-                d = _delta_header.decode(header)
-                numbers = _numbers(body)
-                if d.num_stored < 0 or d.num_stored + d.num_removed != len(numbers):
-                    raise WireError(f"a delta with {len(numbers)} hashes")
+        # Nearly all are deltas.
+        if kind == b"D":
+            d, numbers = _delta_header.decode(header), _numbers(data[header_end:])
+            if d.num_stored < 0 or d.num_stored + d.num_removed != len(numbers):
+                raise WireError(f"a delta with {len(numbers)} hashes")
+            stored, removed = numbers, []
+            if d.num_removed:
                 stored, removed = numbers[: d.num_stored], numbers[d.num_stored :]
-                return Delta(d.incarnation, d.seq, stored, removed, d.cleared, d.rank, d.medium)
-            case b"H":
-                h = _heartbeat_header.decode(header)
-                return Heartbeat(h.incarnation, h.seq, h.rank, h.is_stale, h.health)
-            case kind:
-                raise WireError(f"a frame of unknown kind {kind!r}")
+            return Delta(d.incarnation, d.seq, stored, removed, d.cleared, d.rank, d.medium)
+        if kind == b"S":
+            s, numbers = _snapshot_header.decode(header), _numbers(data[header_end:])
+            return Snapshot(s.incarnation, s.seq, s.block_size, numbers, s.rank, s.medium)
+        if kind == b"H":
+            h = _heartbeat_header.decode(header)
+            return Heartbeat(h.incarnation, h.seq, h.rank, h.is_stale, h.health)
     except (msgspec.DecodeError, ValueError) as error:
         raise WireError(f"a malformed frame: {error}") from error
+    raise WireError(f"a frame of unknown kind {kind!r}")
 
 
 def _words(hashes: Iterable[int]) -> bytes:
@@ -229,10 +236,7 @@ def _words(hashes: Iterable[int]) -> bytes:
 
 
 def _numbers(body: bytes) -> list[int]:
-    if not body:
-        return []
-    words = array("Q")
-    words.frombytes(body)  # ValueError when it is no whole number of words
+    words = array("Q", body)  # ValueError when it is no whole number of words
     if not _IS_LITTLE:
         words.byteswap()
     return words.tolist()

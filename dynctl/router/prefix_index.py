@@ -88,6 +88,7 @@ class PrefixIndex:
     def __init__(self, max_bytes: int = 1 << 30) -> None:
         self._young: list[dict[int, int]] = [{} for _ in range(_NUM_SHARDS)]
         self._old: list[dict[int, int]] = [{} for _ in range(_NUM_SHARDS)]
+        self._has_old = False
         self._half = max(1, max_bytes // ENTRY_BYTES // _NUM_SHARDS // 2)
         self._slots: dict[Source, _Slot] = {}
         self._engine_ids: dict[int, str] = {}
@@ -181,6 +182,7 @@ class PrefixIndex:
             return False
         bit, live, masks = slot.bit, self._live, self._masks
         young, old, half, added = self._young, self._old, self._half, 0
+        has_old = self._has_old
         for block in hashes:
             at = block & _SHARD_BITS
             shard = young[at]
@@ -188,12 +190,11 @@ class PrefixIndex:
             if number >= half:
                 old[at] = shard
                 shard = young[at] = {}
-                number = 0
+                number, has_old = 0, True
             # One look where nobody holds the block, which is the usual case.
             mask = shard.setdefault(block, bit)
             if len(shard) > number:
-                side = old[at]
-                mask = side.pop(block, 0) if side else 0
+                mask = old[at].pop(block, 0) if has_old else 0
                 if not mask:
                     added += 1
                     continue
@@ -204,6 +205,7 @@ class PrefixIndex:
             mask = (mask & live) | bit
             shard[block] = masks.setdefault(mask, mask)
         slot.stored(added)
+        self._has_old = has_old
         if len(masks) > _MAX_MASKS:
             self._masks = {}
         return True

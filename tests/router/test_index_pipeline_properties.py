@@ -14,7 +14,7 @@ from dynctl.core.kv import AllBlocksCleared, BlockRemoved, BlockStored
 from dynctl.kv import wire
 from dynctl.kv.events import EventBatch, decode, encode
 from dynctl.kv.hashing import BlockHasher
-from dynctl.kv.sequence import REPLAY_SILENCE_S, EventSequence
+from dynctl.kv.sequence import REPLAY_SILENCE_S, EventSequence, Verdict
 from dynctl.kv.tracker import ORPHAN_AGE_S, BlockTracker
 from dynctl.router.metrics import Metrics
 from dynctl.router.prefix_index import PrefixIndex
@@ -66,7 +66,10 @@ class Engine:
             self.delayed.append(message)
 
     def live(self, message):
-        self.obey(self.sequence.live(*message, self.now_s))
+        if self.sequence.takes(*message):
+            self.obey(Verdict(apply=[message]))
+        else:
+            self.obey(self.sequence.live(*message, self.now_s))
 
     def obey(self, verdict):
         if verdict.reset:

@@ -1,6 +1,7 @@
 """One engine's frames → the prefix index; says when the thread is lost and a new snapshot is needed. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from dynctl.core.kv import DEVICE, HOST, STORAGE
 from dynctl.kv.wire import Delta, Frame, Heartbeat
@@ -15,6 +16,15 @@ class LostError(Exception):
     """Raised when frames do not continue what is known: another incarnation, or a part is missing."""
 
 
+@dataclass(slots=True)
+class _Stream:
+    """What is known of one source."""
+
+    source: Source
+    seq: int | None = None
+    """Of the last frame applied; a source that has none waits for its snapshot."""
+
+
 class KvFeed:
     """Applies one stream of frames of one incarnation."""
 
@@ -25,14 +35,12 @@ class KvFeed:
         self._metrics = metrics
         self._engine_id = engine_id
         self._incarnation = incarnation
-        self._seqs: dict[Source, int] = {}
-        """Last sequence number of each source; one that has none waits for its snapshot."""
-        self._sources: dict[tuple[int, int], Source] = {}
+        self._streams: dict[tuple[int, int], _Stream] = {}
         """By rank and medium."""
         self._num_since_break = 0
 
-    def apply(self, frame: Frame) -> Iterator[None]:
-        """Apply a frame, yielding between slices.
+    def apply(self, frame: Frame) -> Iterable[None]:
+        """Apply a frame; what it returns is to be gone through: a large frame is applied in slices on the way.
 
         Raises:
             LostError: when the stream is to be opened anew.
@@ -40,62 +48,73 @@ class KvFeed:
         if frame.incarnation != self._incarnation:
             raise LostError(f"incarnation {frame.incarnation}, expected {self._incarnation}")
         if isinstance(frame, Heartbeat):
-            self._metrics.kv_frames.add("heartbeat")
-            last = self._seqs.get(self._source(frame.rank, DEVICE), frame.seq)
-            if frame.seq != last:
-                raise LostError(f"a quiet engine is at {frame.seq}, not where its deltas ended")
-            return
-        source = self._source(frame.rank, frame.medium)
-        if isinstance(frame, Delta):
-            self._check(source, frame.seq)
-            self._metrics.kv_frames.add("delta")
-            if frame.cleared:
-                self._index.clear(source)
-            if frame.removed:
-                self._index.remove(source, frame.removed)
-                self._num_since_break += len(frame.removed)
-            yield from self._store(source, frame.stored)
-        else:
+            self._beat(frame)
+            return ()
+        stream = self._stream(frame.rank, frame.medium)
+        if not isinstance(frame, Delta):
             self._metrics.kv_frames.add("snapshot")
-            self._begin(source)
-            yield from self._store(source, frame.hashes)
-        self._seqs[source] = frame.seq
+            self._begin(stream)
+            return self._store(stream, frame.hashes, frame.seq)
+        self._check(stream, frame.seq)
+        self._metrics.kv_frames.add("delta")
+        if frame.cleared:
+            self._index.clear(stream.source)
+        if frame.removed:
+            self._index.remove(stream.source, frame.removed)
+        num_hashes = len(frame.removed) + len(frame.stored)
+        self._num_since_break += num_hashes
+        if num_hashes > _SLICE:
+            return self._store(stream, frame.stored, frame.seq)
+        # Small frames share a slice: a break costs more than to apply one of them.
+        self._store_part(stream, frame.stored)
+        stream.seq = frame.seq
+        if self._num_since_break < _SLICE:
+            return ()
+        self._num_since_break = 0
+        return (None,)
 
-    def _begin(self, source: Source) -> None:
+    def _beat(self, frame: Heartbeat) -> None:
+        self._metrics.kv_frames.add("heartbeat")
+        last = self._stream(frame.rank, DEVICE).seq
+        if last is not None and frame.seq != last:
+            raise LostError(f"a quiet engine is at {frame.seq}, not where its deltas ended")
+
+    def _begin(self, stream: "_Stream") -> None:
         """Empty a source for its snapshot, and with a rank's first one all that an earlier stream told of the rank's media."""
-        if not any(known.rank == source.rank for known in self._seqs):
+        rank = stream.source.rank
+        known = [one for one in self._streams.values() if one.source.rank == rank]
+        if all(one.seq is None for one in known):
             # A relay that has heard of no slower medium since it started would never take those blocks back.
             for medium in (HOST, STORAGE):
-                self._index.clear(self._source(source.rank, medium))
-        self._index.begin(source)
+                self._index.clear(self._stream(rank, medium).source)
+        self._index.begin(stream.source)
 
-    def _source(self, rank: int, medium: int) -> Source:
+    def _stream(self, rank: int, medium: int) -> "_Stream":
         if medium not in (DEVICE, HOST):
             # A newer relay may know more media than we do: what nobody knows is taken for the slowest.
             medium = STORAGE
-        source = self._sources.get((rank, medium))
-        if source is None:
+        stream = self._streams.get((rank, medium))
+        if stream is None:
             source = Source(self._engine_id, self._incarnation, rank, medium)
-            self._sources[rank, medium] = source
-        return source
+            stream = self._streams[rank, medium] = _Stream(source)
+        return stream
 
-    def _check(self, source: Source, seq: int) -> None:
-        last = self._seqs.get(source)
-        if last is None:
-            if source.medium == DEVICE:
+    def _check(self, stream: "_Stream", seq: int) -> None:
+        if stream.seq is None:
+            if stream.source.medium == DEVICE:
                 raise LostError("a delta before the snapshot")
-            self._index.begin(source)  # a medium the engine tells of for the first time
-        elif seq < last:
-            raise LostError(f"sequence went back from {last} to {seq}")
+            self._index.begin(stream.source)  # a medium the engine tells of for the first time
+        elif seq < stream.seq:
+            raise LostError(f"sequence went back from {stream.seq} to {seq}")
 
-    def _store(self, source: Source, hashes: Sequence[int]) -> Iterator[None]:
+    def _store(self, stream: "_Stream", hashes: Sequence[int], seq: int) -> Iterator[None]:
         for start in range(0, len(hashes), _SLICE):
-            part = hashes[start : start + _SLICE] if len(hashes) > _SLICE else hashes
-            # False: dropped meanwhile; the source's owner opens a new stream.
-            if not self._index.store(source, part):
-                raise LostError("the engine was dropped")
-            self._num_since_break += len(part)
-            if self._num_since_break >= _SLICE:
-                # Small frames share a slice: a break costs more than to apply one of them.
-                self._num_since_break = 0
-                yield
+            self._store_part(stream, hashes[start : start + _SLICE])
+            self._num_since_break = 0
+            yield
+        stream.seq = seq
+
+    def _store_part(self, stream: "_Stream", hashes: Sequence[int]) -> None:
+        # False: dropped meanwhile; the source's owner opens a new stream.
+        if hashes and not self._index.store(stream.source, hashes):
+            raise LostError("the engine was dropped")
