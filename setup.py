@@ -12,7 +12,7 @@ from setuptools import Extension, setup
 COMPILED = {
     "dynctl/agents/relay": "forward metrics relay",
     "dynctl/http1": "body call connection exchange guard message server_connection sse tls_reads upstream",
-    "dynctl/kv": "hashing runs slower tracker",
+    "dynctl/kv": "hashing orphans runs slower tracker",
     "dynctl/router": "admission choosing deadlines desk expected fallback flight forks handoff hits hot ledger legs loading "
     "metrics orders overlaps placement prefix_index prompt rates reply server short_flight text_blocks transfer_cost units verdicts "
     "warming worker_table workers",

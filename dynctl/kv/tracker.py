@@ -8,17 +8,14 @@ Slower media (the host's memory, storage) are kept apart and told apart.
 Not here: what a slower medium holds (`slower`), order of batches (`sequence`), sockets, the router's index. Pure.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dynctl.core.kv import DEVICE, AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, medium_of
 from dynctl.kv.hashing import BlockHasher, PrefixState, namespace, own_keys, pack_tokens
+from dynctl.kv.orphans import Orphan, Orphans
 from dynctl.kv.runs import Run
 from dynctl.kv.slower import SlowerBlocks
-
-ORPHAN_AGE_S = 5.0
-MAX_ORPHANS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +38,10 @@ class TrackerCounts:
     """Oddities seen so far; none of them is an error."""
 
     num_unknown_removed: int = 0
-    num_orphans_dropped: int = 0
     num_keyed_roots: int = 0
     """First blocks with a LoRA, a cache salt or other extra keys: only requests with the same find them."""
     num_other_group: int = 0
     """Events of other groups of layers, left out."""
-
-
-@dataclass(slots=True)
-class _Orphan:
-    event: BlockStored
-    since_s: float
-    removed: set[int] = field(default_factory=set)
 
 
 class BlockTracker:
@@ -72,8 +61,7 @@ class BlockTracker:
         """Held, but not published: a block above them is missing."""
         self._below_gap: dict[int, list[int]] = {}
         """By a missing block's handle: the cut-off ones just below it."""
-        self._orphans: OrderedDict[int, list[_Orphan]] = OrderedDict()
-        self._num_orphans = 0
+        self.orphans = Orphans()
         self._fresh: list[Run] = []
         """Runs with blocks that are not told of yet: `take` finds them there. What is rarer than blocks stored at the end
         of a prompt, or evicted from there, is kept block by block in the next two."""
@@ -88,11 +76,6 @@ class BlockTracker:
 
     def __len__(self) -> int:
         return len(self._runs)
-
-    @property
-    def num_orphans(self) -> int:
-        """Count the events that wait for their parent."""
-        return self._num_orphans
 
     @property
     def num_changes(self) -> int:
@@ -125,7 +108,7 @@ class BlockTracker:
                     self._remove(event)
                 case AllBlocksCleared():
                     self._clear()
-        self._drop_old_orphans(now_s)
+        self.orphans.drop_old(now_s)
 
     def take(self) -> Delta:
         """Tell what has changed on the device since this was last asked."""
@@ -175,9 +158,9 @@ class BlockTracker:
             return
         if not self._append(event):
             self._store_any(event, now_s)
-        elif self._orphans:
+        elif self.orphans:
             for handle in event.block_hashes:
-                for orphan in self._adopt(handle):
+                for orphan in self.orphans.adopt(handle):
                     self._store_any(orphan.event, now_s, orphan.removed)
 
     def _append(self, event: BlockStored) -> bool:
@@ -229,15 +212,15 @@ class BlockTracker:
     def _store_any(self, event: BlockStored, now_s: float, removed: Iterable[int] = ()) -> None:
         """Add an event's blocks but those removed meanwhile, and what waited for them; or let it wait for its parent."""
         self._settle()  # parents are told of before their children
-        waiting = [_Orphan(event, now_s, set(removed))]
+        waiting = [Orphan(event, now_s, set(removed))]
         while waiting:
             orphan = waiting.pop()
             parent = orphan.event.parent_block_hash
             if parent is not None and parent not in self._runs:
-                self._keep_orphan(parent, orphan)
+                self.orphans.keep(parent, orphan)
                 continue
             for handle in self._extend(orphan.event, orphan.removed):
-                waiting += self._adopt(handle)
+                waiting += self.orphans.adopt(handle)
 
     def _extend(self, event: BlockStored, removed: set[int]) -> list[int]:
         """Add the event's blocks to their parent; returns the handles added."""
@@ -383,7 +366,7 @@ class BlockTracker:
         for handle in event.block_hashes:
             run = runs.pop(handle, None)
             if run is None:
-                if not self._remove_from_orphans(handle):
+                if not self.orphans.remove(handle):
                     self.counts.num_unknown_removed += 1
             elif (
                 run.handles[-1] != handle
@@ -422,39 +405,9 @@ class BlockTracker:
         self._children.clear()
         self._cut_off.clear()
         self._below_gap.clear()
-        self._orphans.clear()
-        self._num_orphans = 0
+        self.orphans.clear()
         self._fresh.clear()
         self._num_fresh = 0
         self._stored.clear()
         self._removed.clear()
         self._has_cleared = True
-
-    def _keep_orphan(self, parent: int, orphan: _Orphan) -> None:
-        self._orphans.setdefault(parent, []).append(orphan)
-        self._num_orphans += 1
-        if self._num_orphans > MAX_ORPHANS:
-            self._drop_orphans(next(iter(self._orphans)))
-
-    def _adopt(self, parent: int) -> list[_Orphan]:
-        orphans = self._orphans.pop(parent, [])
-        self._num_orphans -= len(orphans)
-        return orphans
-
-    def _remove_from_orphans(self, handle: int) -> bool:
-        waiting = [orphan for orphans in self._orphans.values() for orphan in orphans]
-        named = [orphan for orphan in waiting if handle in orphan.event.block_hashes]
-        for orphan in named:
-            orphan.removed.add(handle)
-        return bool(named)
-
-    def _drop_old_orphans(self, now_s: float) -> None:
-        # Parents are in order of their first orphan, so the oldest are in front.
-        while self._orphans:
-            parent, orphans = next(iter(self._orphans.items()))
-            if now_s - orphans[0].since_s <= ORPHAN_AGE_S:
-                return
-            self._drop_orphans(parent)
-
-    def _drop_orphans(self, parent: int) -> None:
-        self.counts.num_orphans_dropped += len(self._adopt(parent))

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from dynctl.core.kv import AllBlocksCleared, BlockRemoved, BlockStored
 from dynctl.kv.events import decode
 from dynctl.kv.hashing import BlockHasher, namespace
-from dynctl.kv.tracker import MAX_ORPHANS, ORPHAN_AGE_S, BlockTracker
+from dynctl.kv.orphans import MAX_ORPHANS, ORPHAN_AGE_S
+from dynctl.kv.tracker import BlockTracker
 
 HASHER = BlockHasher(b"seed", 2)
 
@@ -88,7 +89,7 @@ def test_k11_a_child_waits_for_its_parent_then_joins(stored, removed):
     delta = tracker.apply([stored([1, 2])], 1)
 
     assert delta.stored == HASHER.prompt(range(8)).hashes()[:3]
-    assert tracker.num_orphans == 0
+    assert len(tracker.orphans) == 0
 
 
 def test_k11_a_child_without_parent_is_dropped_after_a_while(stored):
@@ -96,7 +97,7 @@ def test_k11_a_child_without_parent_is_dropped_after_a_while(stored):
     tracker.apply([stored([3], parent=2)], 0)
     tracker.apply([], ORPHAN_AGE_S + 1)
 
-    assert (tracker.num_orphans, tracker.counts.num_orphans_dropped) == (0, 1)
+    assert (len(tracker.orphans), tracker.orphans.num_dropped) == (0, 1)
     assert tracker.apply([stored([2], first_token=9)], 9).stored == HASHER.prompt([9, 10]).hashes()
 
 
@@ -104,7 +105,7 @@ def test_k11_waiting_children_are_bounded(stored):
     tracker = BlockTracker(HASHER)
     tracker.apply([stored([-i], parent=i) for i in range(1, 3 * MAX_ORPHANS)], 0)
 
-    assert tracker.num_orphans <= MAX_ORPHANS
+    assert len(tracker.orphans) <= MAX_ORPHANS
 
 
 def test_other_layer_groups_are_left_out(stored):
@@ -131,7 +132,7 @@ def test_reset_forgets_everything(stored):
     tracker.apply([stored([1]), stored([5], parent=4)], 0)
 
     assert tracker.reset().cleared
-    assert (len(tracker), tracker.num_orphans, tracker.snapshot()) == (0, 0, [])
+    assert (len(tracker), len(tracker.orphans), tracker.snapshot()) == (0, 0, [])
 
 
 @settings(max_examples=150)

@@ -1,0 +1,72 @@
+"""Blocks that were stored below a block nobody has heard of: they wait for it a few seconds (K11).
+
+Not here: what blocks are held (`tracker`). Pure.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from dynctl.core.kv import BlockStored
+
+ORPHAN_AGE_S = 5.0
+MAX_ORPHANS = 1024
+
+
+@dataclass(slots=True)
+class Orphan:
+    """An event that waits, since when, and which of its blocks were removed meanwhile."""
+
+    event: BlockStored
+    since_s: float
+    removed: set[int]
+
+
+class Orphans:
+    """Events by the handle of the parent they wait for."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[int, list[Orphan]] = OrderedDict()
+        """In order of each parent's first orphan."""
+        self._number = 0
+        self.num_dropped = 0
+        """Given up because their parent did not come, or too many waited."""
+
+    def __len__(self) -> int:
+        return self._number
+
+    def keep(self, parent: int, orphan: Orphan) -> None:
+        """Let an event wait; the oldest give way."""
+        self._waiting.setdefault(parent, []).append(orphan)
+        self._number += 1
+        if self._number > MAX_ORPHANS:
+            self._drop(next(iter(self._waiting)))
+
+    def adopt(self, parent: int) -> list[Orphan]:
+        """Take the events out that waited for a block."""
+        orphans = self._waiting.pop(parent, [])
+        self._number -= len(orphans)
+        return orphans
+
+    def remove(self, handle: int) -> bool:
+        """Take a block out of the events that wait; False when it is in none."""
+        waiting = [orphan for orphans in self._waiting.values() for orphan in orphans]
+        named = [orphan for orphan in waiting if handle in orphan.event.block_hashes]
+        for orphan in named:
+            orphan.removed.add(handle)
+        return bool(named)
+
+    def drop_old(self, now_s: float) -> None:
+        """Give up those that have waited long enough."""
+        while self._waiting:
+            parent, orphans = next(iter(self._waiting.items()))
+            if now_s - orphans[0].since_s <= ORPHAN_AGE_S:
+                return
+            self._drop(parent)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._waiting.clear()
+        self._number = 0
+
+    def _drop(self, parent: int) -> None:
+        self.num_dropped += len(self.adopt(parent))
