@@ -286,11 +286,15 @@ class Worker:
         now_s: float = 0.0,
         unit: float = 1.0,
     ) -> "Booking":
-        """Enter a request into the books; release the booking exactly once. `unit` is what a request weighs now (`worker_table`)."""
+        """Enter a request into the books; release the booking exactly once.
+
+        `unit` is what a request weighs now (`worker_table`); 0 for the router's own, which are nobody's share.
+        """
         self.active_requests += 1
         self.active_tokens += prompt_tokens + output_tokens
-        self.num_sent += 1
-        self.recent += unit
+        if unit:
+            self.num_sent += 1
+            self.recent += unit
         booking = Booking(self, prompt_tokens + output_tokens)
         if uncached_tokens:
             booking.prefill_here(uncached_tokens, now_s)

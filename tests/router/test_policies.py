@@ -399,6 +399,16 @@ def order(tokens, request_id="r"):
     return Order(request_id, Prompt.known(Hashers("s"), tokens), None, 16)
 
 
+def test_an_engine_beside_one_that_only_answered_the_router_itself_does_not_join_slowly():
+    table, index, placement = fleet_of(1)
+    for _ in range(4):
+        table.get("e0").book(64, 64, 1, 0.0, unit=0.0).release()
+    table.put(info("new"))
+    index.begin(Source("new", "new.1"))
+    placement.place(order(list(range(200))), 1.0)
+    assert table.get("new").joined is None
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_an_engine_that_joins_gets_at_most_two_fair_shares_at_first(name):
     table, index, placement = fleet_of(4, name)
