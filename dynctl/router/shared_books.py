@@ -9,8 +9,10 @@ IO: shared memory.
 import asyncio
 import functools
 import mmap
+import operator
 import os
-from collections.abc import Iterable
+import struct
+import time
 
 import xxhash
 
@@ -21,10 +23,12 @@ MAX_ENGINES = 1024
 _ROW = 6
 """Key, requests, tokens, prefill tokens, prefills, sent; 64-bit words."""
 
-_HEAD = 1
-"""Before a process's rows: how many of them are in use."""
+_HEAD = 2
+"""Before a process's rows: how many of them are in use, and a stamp that is another whenever a key is."""
 
 _SHARE = _HEAD + MAX_ENGINES * _ROW
+_facts = struct.Struct("5q")
+"""A row behind its key, in the machine's own format: whole words are written and read."""
 EXCHANGE_S = 0.002
 """Decisions see what others did up to so long ago: at 2,000 requests a second four of them."""
 
@@ -58,7 +62,7 @@ class SharedBooks:
         self._seen: dict[tuple[str, str], tuple[int, ...]] = {}
         """What was last added to a worker on behalf of the others."""
         self._places: dict[int, tuple[int, dict[int, int]]] = {}
-        """By process: how many rows it had when they were last looked up, and where each engine's begins."""
+        """By process: its stamp when its rows were last looked up, and at which byte each engine's facts begin."""
         self._next_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         for at in range(self._own, self._own + _SHARE):
@@ -89,26 +93,33 @@ class SharedBooks:
             return
         self._next_s = now_s + EXCHANGE_S
         workers = self._table.all()
-        for worker in workers:
-            self._write(worker)
         places = [self._places_of(share) for share in self._others]
         for worker in workers:
-            self._read(worker, places, now_s)
+            key = worker.key
+            seen = self._seen.get(key, _NONE)
+            self._write(worker, seen)
+            sums = self._sums_of(worker.id, places)
+            if sums != seen:
+                self._seen[key] = sums
+                _apply(self._table, worker, seen, sums, now_s)
         if len(self._seen) > len(workers):
             keys = {worker.key for worker in workers}
             self._seen = {key: seen for key, seen in self._seen.items() if key in keys}
 
-    def _write(self, worker: Worker) -> None:
+    def _write(self, worker: Worker, seen: tuple[int, ...]) -> None:
         row = self._rows.get(worker.id)
         if row is None:
             row = self._new_row(worker.id)
-        requests, tokens, prefill_tokens, prefills, sent = self._seen.get(worker.key, _NONE)
-        words = self._words
-        words[row + 1] = worker.active_requests - requests
-        words[row + 2] = worker.active_tokens - tokens
-        words[row + 3] = worker.pending_prefill_tokens - prefill_tokens
-        words[row + 4] = worker.pending_prefills - prefills
-        words[row + 5] = worker.num_sent - sent
+        requests, tokens, prefill_tokens, prefills, sent = seen
+        _facts.pack_into(
+            self._map,
+            (row + 1) * 8,
+            worker.active_requests - requests,
+            worker.active_tokens - tokens,
+            worker.pending_prefill_tokens - prefill_tokens,
+            worker.pending_prefills - prefills,
+            worker.num_sent - sent,
+        )
 
     def _new_row(self, engine_id: str) -> int:
         living = {worker.id for worker in self._table.all()}
@@ -123,39 +134,34 @@ class SharedBooks:
             row = self._own + _HEAD + number * _ROW
             self._words[self._own] = number + 1
         self._words[row] = key_of(engine_id)
+        self._words[self._own + 1] = time.monotonic_ns()
         self._rows[engine_id] = row
         return row
 
     def _places_of(self, share: int) -> dict[int, int]:
-        number = self._words[share]
-        known = self._places.get(share)
         words = self._words
-        if (
-            known is not None
-            and known[0] == number
-            and all(words[row] == key for key, row in known[1].items())
-        ):
+        number, stamp = words[share], words[share + 1]
+        known = self._places.get(share)
+        if known is not None and known[0] == stamp and len(known[1]) == number:
             return known[1]
         first = share + _HEAD
-        places = {words[row]: row for row in range(first, first + number * _ROW, _ROW)}
-        self._places[share] = (number, places)
+        rows = range(first, first + number * _ROW, _ROW)
+        places = {words[row]: (row + 1) * 8 for row in rows}
+        self._places[share] = (stamp, places)
         return places
 
-    def _read(self, worker: Worker, places: Iterable[dict[int, int]], now_s: float) -> None:
-        key = key_of(worker.id)
-        words, sums = self._words, (0, 0, 0, 0, 0)
+    def _sums_of(self, engine_id: str, places: list[dict[int, int]]) -> tuple[int, ...]:
+        """What the other processes have booked on an engine."""
+        key, sums = key_of(engine_id), _NONE
         for rows in places:
-            row = rows.get(key)
-            if row is not None:
-                facts = words[row + 1 : row + _ROW].tolist()
-                sums = tuple(a + b for a, b in zip(sums, facts, strict=True))  # type: ignore[assignment]
-        seen = self._seen.get(worker.key, _NONE)
-        if sums != seen:
-            self._seen[worker.key] = sums
-            _apply(self._table, worker, seen, sums, now_s)
+            at = rows.get(key)
+            if at is not None:
+                facts = _facts.unpack_from(self._map, at)
+                sums = facts if sums is _NONE else tuple(map(operator.add, sums, facts))
+        return sums
 
 
-_NONE = (0, 0, 0, 0, 0)
+_NONE: tuple[int, ...] = (0, 0, 0, 0, 0)
 
 
 @functools.lru_cache(maxsize=4 * MAX_ENGINES)

@@ -176,6 +176,20 @@ def test_a_restarted_engine_begins_with_what_is_booked_on_it_now():
     peers.close()
 
 
+def test_a_new_engine_in_an_old_ones_row_is_not_taken_for_it():
+    peers = Peers(2, "a")
+    peers.tables[1].get("a").book(100, 100, 5, 100.0)
+    peers.exchange()
+    assert levels(peers.tables[0])["a"] == (1, 105, 100)
+    peers.tables[1].remove("a")
+    for table in peers.tables:
+        table.put(EngineInfo("b", "1", EngineState.READY, "aggregated", "", "external", "m"))
+    peers.tables[1].get("b").book(7, 7, 1, peers.now_s)
+    peers.exchange()
+    assert levels(peers.tables[0]) == {"a": (0, 0, 0), "b": (1, 8, 7)}
+    peers.close()
+
+
 def test_figures_of_all_processes_are_added():
     one, two = Metrics(), Metrics()
     one.requests.add("chat", "200")
