@@ -33,6 +33,8 @@ __all__ = [
 
 _BACKLOG = 1024
 _MAX_SWEEP_S = 0.5
+_ACCEPTING_TURNS = 3
+"""Of the loop, until a connection it has accepted is made."""
 _RESERVED_FILES = 32
 """For logs, listeners and libraries."""
 
@@ -121,8 +123,7 @@ class Server:
     def stop_listening(self) -> None:
         """Accept no more connections; those there are go on, each told with its next answer to connect anew."""
         self.is_retiring = True
-        if self._listener is not None:
-            self._listener.close()
+        self._close_listener()
 
     async def retire(self, idle_s: float, limit_s: float) -> None:
         """Stop listening and wait until nobody is left, at most `limit_s`.
@@ -130,6 +131,7 @@ class Server:
         Who asks nothing for `idle_s` is let go before.
         """
         self.stop_listening()
+        await self._let_in()
         self.idle_timeout_s = min(self.idle_timeout_s, idle_s)
         for connection in self._connections:
             connection.hurry(self.now_s() + idle_s)
@@ -138,8 +140,8 @@ class Server:
     async def close(self, grace_s: float) -> None:
         """Stop listening, let answers under way end within `grace_s`, then cut what is left."""
         self.is_closing = True
-        if self._listener is not None:
-            self._listener.close()
+        self._close_listener()
+        await self._let_in()
         for connection in tuple(self._connections):
             if connection.is_idle:
                 connection.close_idle()
@@ -157,8 +159,12 @@ class Server:
     # For connections
 
     def admit_connection(self, connection: ServerConnection) -> bool:
-        """Keep book of a new connection; tell whether it may be served."""
+        """Keep book of a new connection; tell whether it may be served. One that comes in while closing is closed, too."""
         self._connections.add(connection)
+        if self.is_closing:
+            # Not at once: the loop is still about to make it.
+            self._loop.call_soon(connection.close_idle)
+            return True
         if self._sweep_timer is None:
             self._sweep_timer = self._loop.call_later(self._sweep_s, self._sweep)
         return len(self._connections) <= self.max_connections
@@ -187,6 +193,19 @@ class Server:
             self._unix_inode = unix_path.stat().st_ino
         else:
             self.port = listener.sockets[0].getsockname()[1]
+
+    def _close_listener(self) -> None:
+        """Accept nobody from now on."""
+        if self._listener is not None:
+            for descriptor in self.descriptors:
+                self._loop.remove_reader(descriptor)
+            # A connection that is accepted and not made yet would be lost with its listener: it comes first.
+            self._loop.call_soon(self._listener.close)
+
+    async def _let_in(self) -> None:
+        """Wait for those who were accepted before the listener was closed."""
+        for _ in range(_ACCEPTING_TURNS):
+            await asyncio.sleep(0)
 
     def _sweep(self) -> None:
         self._sweep_timer = None

@@ -5,11 +5,13 @@ import socket
 import stat
 import tempfile
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from dynctl.http1.server import Exchange, Rejection, ServerLimits, raise_file_limit, serve
+from dynctl.http1.server_connection import ServerConnection
 
 CLOSE = b"GET /last HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 
@@ -533,3 +535,40 @@ def test_connections_never_use_more_than_half_of_the_open_files(run, server_at):
         run(main)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("num_turns", range(6))
+def test_whoever_is_accepted_while_the_server_closes_is_let_go(run, server_at, num_turns):
+    """In every turn of the loop between the kernel's accept and a connection that is made."""
+
+    async def main():
+        async with server_at() as server:
+            clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            await server.close(0)
+            assert server.num_connections == 0
+            for client in clients:
+                client.settimeout(60)
+                with suppress(ConnectionResetError):  # never accepted
+                    assert client.recv(1) == b""
+                client.close()
+            gc.collect()  # a connection nobody closed warns
+
+    run(main)
+
+
+def test_a_connection_made_after_the_end_is_closed(run, server_at):
+    async def main():
+        async with server_at() as server:
+            await server.close(0)
+            ours, theirs = socket.socketpair()
+            loop = asyncio.get_running_loop()
+            await loop.connect_accepted_socket(lambda: ServerConnection(server), theirs)
+            reader, writer = await asyncio.open_connection(sock=ours)
+            assert await reader.read() == b""
+            assert server.num_connections == 0
+            writer.close()
+            await writer.wait_closed()
+
+    run(main)
