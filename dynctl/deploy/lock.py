@@ -12,6 +12,7 @@ from dynctl.core.inventory import HostEntry
 from dynctl.core.text import clean
 from dynctl.core.units import format_seconds
 from dynctl.deploy.observe import PROGRAM_TIMEOUT_S, Seat, call
+from dynctl.deploy.onhost.lock import TTL_S
 from dynctl.errors import DynctlError, ExitCode
 from dynctl.remote.fleet import Fleet
 from dynctl.remote.port import Remote
@@ -81,18 +82,6 @@ def _taken(name: str, answer: Answer | DynctlError) -> int | DynctlError:
     return fence
 
 
-async def refuse_held(remote: Remote, seat: Seat) -> None:
-    """Look whether somebody changes a host just now, without taking its lock.
-
-    Raises:
-        DynctlError: exit 5 when somebody does; names who, from where and since when.
-    """
-    wish = {"root": seat.place.root, "action": "look"}
-    answer: Answer = await call(remote, seat.python, "lock", wish, PROGRAM_TIMEOUT_S)
-    if "held_by" in answer:
-        raise _held(answer, remote.name)
-
-
 async def _renew(ask: Ask, names: Iterable[str]) -> None:
     while True:
         await asyncio.sleep(RENEW_S)
@@ -104,10 +93,10 @@ def _held(answer: dict[str, object], host_name: str) -> DynctlError:
     who = answer.get("held_by")
     holder = who if isinstance(who, dict) else {}
     age = answer.get("age_s")
-    since = format_seconds(age) if isinstance(age, float) else "?"
+    age_s = age if isinstance(age, float) else 0.0
     text = f"{holder.get('operation', 'an operation')} of {holder.get('user', '?')}@{holder.get('machine', '?')} (pid {holder.get('pid', '?')})"
     return DynctlError(
-        f"{host_name}: the cluster is locked by {clean(text)}, last seen {since} ago",
-        "wait until it is done; a holder that died loses the lock after 60 s",
+        f"{host_name}: the cluster is locked by {clean(text)}, last seen {format_seconds(age_s)} ago",
+        f"wait until it is done; if it died, the lock is free in {max(1.0, TTL_S - age_s):.0f} s",
         code=ExitCode.LOCKED,
     )

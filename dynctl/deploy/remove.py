@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dynctl.core.inventory import HostEntry, Inventory
 from dynctl.core.text import clean
 from dynctl.deploy.launch import start_agent, stop_agent
-from dynctl.deploy.lock import hold_locks, refuse_held
+from dynctl.deploy.lock import hold_locks
 from dynctl.deploy.observe import PROGRAM_TIMEOUT_S, Seat, call
 from dynctl.deploy.places import place_of
 from dynctl.deploy.reach import NoAgentError, open_agent
 from dynctl.deploy.steps import Tell
-from dynctl.errors import CommandError, DeployError, DynctlError, ExitCode
+from dynctl.errors import CommandError, DeployError, DynctlError
 from dynctl.remote.fleet import Fleet
 from dynctl.remote.port import Remote
 
@@ -45,16 +45,7 @@ async def take_down(
     async def find(entry: HostEntry, remote: Remote) -> Left | None:
         return await _left_behind(entry, remote, inventory)
 
-    async def look(entry: HostEntry, remote: Remote) -> None:
-        # Also where nothing is yet: an `up` that has only just begun has its lock there.
-        place = place_of(entry, inventory, remote.home)
-        await refuse_held(remote, Seat(entry, place, entry.python or "python3", "none"))
-
     found = await fleet.map(find, hosts)
-    bare = [name for name, left in found.items() if left is None]
-    for error in (await fleet.map(look, bare)).values():
-        if error is not None and error.exit_code is ExitCode.LOCKED:
-            raise error
     seats = {name: left[0] for name, left in found.items() if isinstance(left, tuple)}
     async with hold_locks(fleet, seats, "dynctl down"):
         return await _clear(inventory, fleet, tell, hosts, found, now=now)
@@ -101,7 +92,8 @@ async def _clear(
 async def _left_behind(entry: HostEntry, remote: Remote, inventory: Inventory) -> Left | None:
     """How dynctl was last started on a host and with which bundle; None when it never was there.
 
-    Where `up` stopped before the agent, only our marker tells that the directory is ours: then there is no bundle.
+    Where `up` stopped before the agent, or has only just begun, only our marker tells that the directory is ours: then
+    there is no bundle.
     """
     place = place_of(entry, inventory, remote.home)
     try:

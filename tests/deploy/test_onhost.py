@@ -134,7 +134,26 @@ def owner(token):
     }
 
 
+def test_a_directory_that_was_made_for_the_lock_alone_goes_with_it(tmp_path):
+    root = tmp_path / "root" / "c"
+    call("lock", root=str(root), action="take", owner=owner("t1"))
+    assert (root / ".dynctl-root").exists()
+
+    assert call("lock", root=str(root), action="release", owner=owner("t2")) == {"lost": True}
+    assert call("lock", root=str(root), action="release", owner=owner("t1")) == {"ok": True}
+    assert not root.exists()
+
+
+def test_a_directory_that_is_not_ours_is_not_made_ours_by_a_lock(tmp_path):
+    (tmp_path / "thesis.txt").write_text("x")
+    call("lock", root=str(tmp_path), action="take", owner=owner("t1"))
+    call("lock", root=str(tmp_path), action="release", owner=owner("t1"))
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fence", "thesis.txt"]
+
+
 def test_lock_is_held_by_one_and_its_fence_grows(tmp_path):
+    (tmp_path / "launch.json").write_text("{}")
     first = call("lock", root=str(tmp_path), action="take", owner=owner("t1"))
     second = call("lock", root=str(tmp_path), action="take", owner=owner("t2"))
     call("lock", root=str(tmp_path), action="release", owner=owner("t1"))

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 
 TTL_S = 60.0
+MARKER = ".dynctl-root"
+"""Says that a directory is dynctl's, so that `down` removes it."""
 
 
 def look(lock: Path) -> dict[str, object]:
@@ -30,6 +32,8 @@ def look(lock: Path) -> dict[str, object]:
 def take(lock: Path, owner: dict[str, str]) -> dict[str, object]:
     """Take the lock, or tell who has it. A lock nobody renewed for TTL_S is broken and taken."""
     lock.parent.mkdir(parents=True, exist_ok=True)
+    if not any(lock.parent.iterdir()):
+        (lock.parent / MARKER).write_text("made by dynctl\n")
     for _ in range(2):
         try:
             lock.mkdir()
@@ -53,6 +57,16 @@ def take(lock: Path, owner: dict[str, str]) -> dict[str, object]:
     return {"held_by": {}, "age_s": 0.0}
 
 
+def release(lock: Path) -> None:
+    """Give the lock back; a directory that was made for nothing else goes with it."""
+    (lock / "holder.json").unlink()
+    lock.rmdir()
+    if {path.name for path in lock.parent.iterdir()} == {MARKER, "fence"}:
+        for path in lock.parent.iterdir():
+            path.unlink()
+        lock.parent.rmdir()
+
+
 def is_mine(lock: Path, token: str) -> bool:
     """Whether the lock still carries our token."""
     try:
@@ -62,20 +76,17 @@ def is_mine(lock: Path, token: str) -> bool:
 
 
 def main() -> None:
-    """Take, renew, release, or only look."""
+    """Take, renew or release."""
     wish = json.loads(sys.argv[1])
     lock = Path(wish["root"]) / "lock"
     answer: dict[str, object] = {}
     if wish["action"] == "take":
         answer = take(lock, wish["owner"])
-    elif wish["action"] == "look":
-        answer = look(lock)
     elif is_mine(lock, wish["owner"]["token"]):
         if wish["action"] == "renew":
             os.utime(lock / "holder.json")
         else:
-            (lock / "holder.json").unlink()
-            lock.rmdir()
+            release(lock)
         answer = {"ok": True}
     else:
         answer = {"lost": True}
