@@ -13,7 +13,7 @@ from dynctl.core.text import clean
 
 _LAST = "last"
 _HITS = "hits"
-_HIT_TARGETS = ("/hits", "/findings", "/shadow")
+_HIT_TARGETS = ("/policy", "/hits", "/findings", "/shadow")
 
 
 def command(
@@ -79,7 +79,7 @@ def _target(request: str) -> str:
 def _show_hits(answers: Mapping[str, Sequence[Any]], output: Output) -> None:
     names = [target.removeprefix("/") for target in _HIT_TARGETS]
     routers = [
-        {"router": router} | dict(zip(names, found, strict=True))
+        {"router": router} | dict(zip(names, found, strict=True)) | found[0]
         for router, found in answers.items()
     ]
     if output is Output.JSON:
@@ -100,11 +100,25 @@ def _show_hits(answers: Mapping[str, Sequence[Any]], output: Output) -> None:
             f"  lost       {_share(hits['lost_routing_ratio'])} to routing, "
             f"{_share(hits['lost_eviction_ratio'])} to eviction, {_share(hits['lost_cold_ratio'])} never seen before"
         )
+        if not _looks_at_caches(told["policy"]):
+            emit(
+                f"  policy     {told['policy']} does not look at caches, so requests placed by it are not counted here"
+            )
         for finding in told["findings"]:
             emit(f"  {clean(finding['engine'])}: {clean(finding['text'])} ({finding['cause']})")
             emit(f"    fix: {clean(finding['hint'])}")
         if told["shadow"]:
             _show_shadow(told["shadow"])
+
+
+def _looks_at_caches(policy: str) -> bool:
+    from dynctl import registry
+
+    package = "dynctl.router.policies"
+    # A router of another version may have one that is not known here.
+    return policy not in registry.names(package) or bool(
+        registry.load(package, policy, "POLICY").uses_index
+    )
 
 
 def _show_shadow(told: Mapping[str, Any]) -> None:

@@ -100,12 +100,16 @@ def test_where_hits_went_is_told_for_all_requests_together(run, short_dir, capsy
             assert "e1: the engine's prefix cache is off (caching_off)" in shown
             assert "fix: start it without --no-enable-prefix-caching" in shown
             assert "round_robin for kv" in shown
-            answers["router-a"][2]["gain"] = {"hit_ratio": -0.0123, "band": 0.004}
+            assert "does not look at caches" not in shown
+            answers["router-a"][3]["gain"] = {"hit_ratio": -0.0123, "band": 0.004}
             explain._show_hits(answers, Output.TABLE)
             assert "(-1.2 ± 0.4 points), TTFT" in capsys.readouterr().out
             explain._show_hits(answers, Output.JSON)
             (told,) = json.loads(capsys.readouterr().out)["routers"]
-            assert set(told) == {"router", "hits", "findings", "shadow"}
+            assert set(told) == {"router", "policy", "hits", "findings", "shadow"}
+            answers["router-a"][0]["policy"] = "round_robin"
+            explain._show_hits(answers, Output.TABLE)
+            assert "round_robin does not look at caches" in capsys.readouterr().out
             await entrance.close(0.0)
 
     run(main)
