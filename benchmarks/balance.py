@@ -8,8 +8,9 @@ token), a fixed gap between tokens. KV events arrive 2 ms late. Traces, by the h
     heavy   80 conversations, 16 a second, prefill 2.5 times slower: queues
     small   as trace for 3 times as long, caches together hold a quarter of the working set
     full    as small, people think five times as long: more is wanted again than the caches hold
+    tenants as small, people think longer, 24 tenants with system prompts of 2,048 words: those alone would fill the caches
 
-The bound is one unlimited cache. Run: python benchmarks/balance.py [trace|heavy|small|full ...] [--seeds N] [--policies a,b]
+The bound is one unlimited cache. Run: python benchmarks/balance.py [trace|heavy|small|full|tenants ...] [--seeds N] [--policies a,b]
 """
 
 import argparse
@@ -57,6 +58,7 @@ TRACES = {
     "heavy": Trace(convs=80, conv_rate=16.0, think_s=0.3, prefill_us=150.0, first_seed=3),
     "small": Trace(convs=180, capacity=0),
     "full": Trace(convs=180, think_s=3.0, capacity=0),
+    "tenants": Trace(convs=180, think_s=1.5, groups=24, sys_words=2048, capacity=0),
 }
 
 

@@ -4,7 +4,8 @@ Engines, load generator and trace are the harness that measured the peers (`peer
 by round, so that what else the machine does is shared; of CPU time the least of the rounds counts, of placement the mean
 over seeds, of "heavy" the median over rounds. At the end every bound is printed with the best rival of this run.
 
-Suites: micro (CPU, memory), latency, rss (150,000 words), trace, heavy, small (caches of a quarter of the working set).
+Suites: micro (CPU, memory), latency, rss (150,000 words), trace, heavy, small (24 tenants with long system prompts; caches
+of a quarter of the working set).
 Run: python benchmarks/router_bench.py [suite …] [--rounds 5] [--seeds 5] [--only "kv|vllm-router round_robin"]
 """
 
@@ -45,7 +46,7 @@ PLACING = (*CACHE_AWARE, *EVENT_DRIVEN)
 SHAPES = {
     "trace": ((), 60),
     "heavy": (("--convs", 80, "--turns", 6, "--conv-rate", 16, "--think", 0.3), 150),
-    "small": (("--convs", 180), 60),
+    "small": (("--convs", 180, "--think", 1.5, "--groups", 24, "--sys-words", 2048), 60),
 }
 """By placing suite: the trace's parameters, and microseconds of prefill per uncached token."""
 

@@ -16,6 +16,15 @@ _RECENT_S = 4.0
 """Age at which a request counts 1/e in what an engine had lately. Longer, and what was uneven once is made good when it
 no longer matters. Tuned: benchmarks/balance.py."""
 
+_STORED_KEEP = math.exp(-1.0 / 4.0)
+"""By the second, of what an engine stored lately. Tuned: benchmarks/balance.py."""
+
+_STORED_PRIOR = 256.0
+"""Blocks each engine is taken to have stored before: where little is stored, caches are all alike."""
+
+_MOST_CROWDED = 2.0
+"""Shares of the mean that count at most: where one engine alone has stored, its next turns still stay."""
+
 _SLOW_START_S = 30.0
 _FADE_AFTER_S = 5.0
 _MAX_UNIT = 1e12
@@ -127,15 +136,25 @@ class WorkerTable:
 
     def relax(self, now_s: float, index: PrefixIndex) -> None:
         """Let what was learned of engines nobody uses fade towards the others, see whose cache is full; call it every second."""
+        self._note_crowding(index)
         for worker in self._workers.values():
-            turnover = index.turnover(worker.id)
-            if turnover != worker.turnover:
-                worker.turnover, worker.cached_load = turnover, None
             if now_s - worker.prefill_ended_s > _FADE_AFTER_S and worker not in self.tally.unseen:
                 worker.prefill.fade()
                 worker.pace.learn(1.0)
                 worker.cached_load = None
         self.tally.tighten(worker.prefill for worker in self._workers.values())
+
+    def _note_crowding(self, index: PrefixIndex) -> None:
+        """See which caches are full, and in which of those blocks go the soonest: where most is stored."""
+        lately: dict[str, list[float]] = {}
+        for worker in self._workers.values():
+            worker.stored(index.num_stored(worker.id), _STORED_KEEP)
+            lately.setdefault(worker.info.role, []).append(worker.stored_lately)
+        for worker in self._workers.values():
+            of_role = lately[worker.info.role]
+            mean = sum(of_role) / len(of_role)
+            share = (worker.stored_lately + _STORED_PRIOR) / (mean + _STORED_PRIOR)
+            worker.crowded(min(share, _MOST_CROWDED) * index.turnover(worker.id))
 
     def may_limit(self, now_s: float) -> bool:
         """Whether any engine may be without room just now: full, failing, busy, or starting slowly."""

@@ -88,12 +88,14 @@ class Worker:
     __slots__ = (
         "_block_size",
         "_is_full",
+        "_num_stored",
         "_parity",
         "_tally",
         "active_requests",
         "active_tokens",
         "cached_load",
         "capacity_tokens",
+        "crowding",
         "failures_in_row",
         "free_at_s",
         "id",
@@ -113,8 +115,8 @@ class Worker:
         "recent",
         "saturated_until_s",
         "slots",
+        "stored_lately",
         "transfer_identity",
-        "turnover",
         "was_serving",
     )
 
@@ -134,8 +136,12 @@ class Worker:
         self.recent = 0.0
         """Requests sent here lately, in units that grow with time (`worker_table`)."""
         self.num_sent = 0
-        self.turnover = 0.0
-        """How much of what it stores pushes something else out of its cache."""
+        self.stored_lately = 0.0
+        """Blocks, each weighing less the older it is."""
+        self._num_stored = 0
+        self.crowding = 0.0
+        """How much of what it stores pushes something else out of its cache, times how much it stores, in shares of the mean:
+        the more, the sooner is gone what may be wanted again."""
         self.was_serving = False
         """Whether requests could be sent here before."""
         self.joined: Joined | None = None
@@ -182,7 +188,7 @@ class Worker:
             capacity,
             self.active_requests,
             self.pending_prefill_tokens,
-            per_token(prefill) * (1.0 + ROOM_PRICE * self.turnover),
+            per_token(prefill) * (1.0 + ROOM_PRICE * self.crowding),
         )
         return load
 
@@ -193,6 +199,18 @@ class Worker:
         if is_full != self._is_full:
             self._is_full = is_full
             self._tally.num_full += 1 if is_full else -1
+
+    def stored(self, num_ever: int, keep: float) -> None:
+        """Take how many blocks it ever stored; what it stored before counts `keep` of what it did."""
+        # An index that began anew counts from 0.
+        fresh = num_ever - self._num_stored if num_ever >= self._num_stored else num_ever
+        self._num_stored = num_ever
+        self.stored_lately = self.stored_lately * keep + fresh
+
+    def crowded(self, crowding: float) -> None:
+        """Take how dear room in its cache is."""
+        if crowding != self.crowding:
+            self.crowding, self.cached_load = crowding, None
 
     def prefill_took(self, tokens: int, ms: float) -> None:
         """Learn what a prefill of so many tokens costs here."""

@@ -409,6 +409,24 @@ def test_an_engine_beside_one_that_only_answered_the_router_itself_does_not_join
     assert table.get("new").joined is None
 
 
+def test_of_two_full_caches_room_is_dearer_where_more_is_stored():
+    table, index, _ = fleet_of(2)
+    rng = random.Random(1)
+    for name, number in (("e0", 6000), ("e1", 2000)):
+        blocks = [rng.getrandbits(64) for _ in range(number)]
+        for at in range(0, number, 100):
+            index.store(Source(name, f"{name}.1"), blocks[at : at + 100])
+            index.remove(Source(name, f"{name}.1"), blocks[at : at + 100])
+    table.relax(0.0, index)
+    dear, cheap = (table.get(name).load() for name in ("e0", "e1"))
+    assert dear.prefill_ms_per_token == cheap.prefill_ms_per_token
+    assert dear.uncached_ms_per_token > 1.5 * cheap.uncached_ms_per_token > 0
+    for second in range(60):  # nothing more is stored: soon they are alike
+        table.relax(1.0 + second, index)
+    dear, cheap = (table.get(name).load() for name in ("e0", "e1"))
+    assert dear.uncached_ms_per_token == pytest.approx(cheap.uncached_ms_per_token, rel=0.02)
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_an_engine_that_joins_gets_at_most_two_fair_shares_at_first(name):
     table, index, placement = fleet_of(4, name)
