@@ -65,6 +65,8 @@ class SharedBooks:
         """By process: its stamp when its rows were last looked up, and at which byte each engine's facts begin."""
         self._next_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._is_untold = False
+        """Something has ended since the last exchange."""
         for at in range(self._own, self._own + _SHARE):
             self._words[at] = 0
 
@@ -79,19 +81,25 @@ class SharedBooks:
 
     def exchange_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let the others know that something ended, also when nothing begins for a while."""
+        self._is_untold = True
         if self._timer is None:
             self._timer = loop.call_later(EXCHANGE_S, self._exchange_now, loop)
 
     def _exchange_now(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        self._next_s = 0.0
+        if not self._is_untold:
+            return
         self.exchange(loop.time())
+        if self._is_untold:
+            # Requests that began have exchanged just now: what ended behind that waits for its turn.
+            self.exchange_soon(loop)
 
     def exchange(self, now_s: float) -> None:
         """Write what we booked and add what others did, unless that was done just now."""
         if now_s < self._next_s:
             return
         self._next_s = now_s + EXCHANGE_S
+        self._is_untold = False
         workers = self._table.all()
         places = [self._places_of(share) for share in self._others]
         for worker in workers:

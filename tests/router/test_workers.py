@@ -8,6 +8,7 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -146,6 +147,60 @@ def test_exchanges_are_spared_when_one_was_just_made():
     assert peers.tables[1].get("a").active_requests == 1
     first.exchange(100.003)
     second.exchange(100.003)
+    assert peers.tables[1].get("a").active_requests == 0
+    peers.close()
+
+
+def test_what_ends_is_told_once_also_when_nothing_begins_afterwards():
+    peers = Peers(2, "a")
+    mine, other = peers.books
+    booking = peers.tables[0].get("a").book(5, 5, 5, 100.0)
+    mine.exchange(100.0)
+
+    class Loop:
+        """Hands out the time and the last timer."""
+
+        now_s, due = 100.0, None
+
+        def time(self):
+            return self.now_s
+
+        def call_later(self, delay_s, callback, *args):
+            assert self.due is None
+            self.due = (self.now_s + delay_s, callback, args)
+            return SimpleNamespace(cancel=lambda: None)
+
+        def run(self):
+            self.now_s, callback, args = self.due
+            self.due = None
+            callback(*args)
+
+    loop = Loop()
+    booking.release()
+    mine.exchange_soon(loop)
+    mine.exchange_soon(loop)
+    loop.now_s = 100.0015
+    loop.run()
+    other.exchange(200.0)
+    assert peers.tables[1].get("a").active_requests == 0
+    assert loop.due is None
+    # An exchange between an end and its timer has told it; one just before the end leaves it to a timer.
+    loop.now_s += 1.0
+    peers.tables[0].get("a").book(5, 5, 5, 200.0).release()
+    mine.exchange_soon(loop)
+    mine.exchange(loop.now_s + 0.0019)
+    loop.run()
+    assert loop.due is None
+    loop.now_s += 1.0
+    booking = peers.tables[0].get("a").book(5, 5, 5, 200.0)
+    mine.exchange_soon(loop)
+    mine.exchange(loop.now_s + 0.0019)
+    booking.release()
+    mine.exchange_soon(loop)
+    loop.run()
+    assert loop.due is not None
+    loop.run()
+    other.exchange(300.0)
     assert peers.tables[1].get("a").active_requests == 0
     peers.close()
 
