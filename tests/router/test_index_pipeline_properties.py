@@ -14,8 +14,9 @@ from dynctl.core.kv import AllBlocksCleared, BlockRemoved, BlockStored
 from dynctl.kv import wire
 from dynctl.kv.events import EventBatch, decode, encode
 from dynctl.kv.hashing import BlockHasher
+from dynctl.kv.orphans import ORPHAN_AGE_S
 from dynctl.kv.sequence import REPLAY_SILENCE_S, EventSequence, Verdict
-from dynctl.kv.tracker import ORPHAN_AGE_S, BlockTracker
+from dynctl.kv.tracker import BlockTracker
 from dynctl.router.metrics import Metrics
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.sources.feed import KvFeed, LostError
