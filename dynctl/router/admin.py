@@ -10,6 +10,7 @@ import msgspec
 from dynctl.errors import DynctlError
 from dynctl.router.api.answers import Failure
 from dynctl.router.findings import Finding
+from dynctl.router.short_flight import ShortFlight
 
 if TYPE_CHECKING:
     from dynctl.router.desk import Desk
@@ -55,6 +56,9 @@ def _decisions(desk: "Desk", args: dict[str, list[str]]) -> tuple[int, bytes] | 
     if not limit.isdecimal() or not 0 < int(limit) <= _MAX_DECISIONS:
         text = f"limit is not between 1 and {_MAX_DECISIONS}"
         return Failure(400, text, "invalid_request", "limit")
+    for flight in desk.flights:
+        if isinstance(flight, ShortFlight):
+            flight.note()
     return 200, desk.ring.to_json(int(limit), args.get("request", [None])[0])
 
 

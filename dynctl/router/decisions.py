@@ -198,7 +198,9 @@ class DecisionRing:
         return len(self._ring)
 
     def add(self, decision: Decision, policy: str, unix_s: float) -> None:
-        """Keep a decision."""
+        """Keep a decision, unless that is done."""
+        if decision.unix_s:
+            return
         decision.policy = policy
         decision.unix_s = unix_s
         self._ring.append(decision)

@@ -123,9 +123,12 @@ class Flight:
         self._enter()
         self._desk.tokens.submit(self.request, self._on_tokens)
 
-    def adopt(self, prompt: Prompt, placed: Placed, call: Call, sent_s: float) -> None:
-        """Go on from where a short request has got: placed, and sent once."""
+    def adopt(
+        self, prompt: Prompt, placed: Placed, call: Call, sent_s: float, reply: Reply | None
+    ) -> None:
+        """Go on from where a short request has got: placed, sent once; with a `reply`, its first events are with the client."""
         self._enter()
+        self._reply = reply or self._reply
         self._prompt = prompt
         self._ledger.arrived_s = self._ledger.sent_s = sent_s
         self._ledger.placed(placed, "short", time.time())
@@ -201,9 +204,8 @@ class Flight:
 
     def on_failed(self, leg: Leg, error: UpstreamError) -> None:
         """Take the news that a leg's connection is lost."""
-        self.on_fault(
-            leg, verdicts.from_upstream(error, is_open=self._handoff.phase is Phase.STREAMING)
-        )
+        is_open = self._handoff.phase is Phase.STREAMING
+        self.on_fault(leg, verdicts.from_upstream(error, is_open=is_open))
 
     def on_fault(self, leg: Leg, fault: Fault) -> None:
         """Take the news that an attempt failed."""
@@ -365,14 +367,12 @@ class Flight:
 
     def _send(self, action: Send) -> None:
         leg, transfer = action.leg, action.transfer
-        desk, ledger = self._desk, self._ledger
+        desk, ledger, now_s = self._desk, self._ledger, self._desk.loop.time()
         booking = ledger.bookings[leg]
         worker = booking.worker
         if leg is Leg.MAIN and ledger.needs_prefill and transfer is None:
             ledger.drop_move()
-            ledger.overlap_tokens = desk.placement.prefill_locally(
-                self._prompt, booking, desk.loop.time()
-            )
+            ledger.overlap_tokens = desk.placement.prefill_locally(self._prompt, booking, now_s)
         if leg is Leg.MAIN:
             ledger.needs_prefill = False
         route = desk.fleet.routes.get(worker.id)
@@ -384,7 +384,7 @@ class Flight:
         # Engines refuse an id that is in use, and an abandoned attempt may still be.
         attempt = f"{self.request_id}-{self._num_sent}" if self._num_sent else self.request_id
         self._num_sent += 1
-        ledger.sent_s = desk.loop.time()
+        ledger.sent_s = now_s
         sink = LegSink(self, leg, is_relayed=route.is_relayed)
         self._call = route.send(self.request.endpoint, attempt, body, sink)
 

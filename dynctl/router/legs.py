@@ -86,14 +86,23 @@ class LegSink:
             self._flight.on_refused(self._leg, verdict)
 
     def _follow(self, follower: StreamFollower, data: bytes) -> None:
-        out = follower.feed(data)
+        self.followed(follower, follower.feed(data))
+
+    def follow(self, follower: StreamFollower, held: bytes) -> None:
+        """Go on with a stream, a 200, from where somebody else has followed it to."""
+        self._status = 200
+        self._follower = follower
+        self._held = held
+
+    def followed(self, follower: StreamFollower, out: bytes) -> None:
+        """Report what a stream's follower has found; `out` is what it let through."""
         num_tokens = follower.num_token_events
         if follower.is_done:
             self._flight.on_stream_done(self._held + out, num_tokens, follower.usage)
             return
         if num_tokens == 0:
             self._held += out
-        elif out or self._held:
+        else:
             # What was sound before a break in the same piece still goes out.
             if self._held:
                 out, self._held = self._held + out, b""

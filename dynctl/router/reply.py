@@ -13,7 +13,7 @@ _STREAM_LINES = (
 class Reply:
     """Writes one answer; calls after the client left do nothing."""
 
-    __slots__ = ("_exchange", "_shown_id", "code", "extra")
+    __slots__ = ("_exchange", "_is_ended", "_shown_id", "code", "extra")
 
     def __init__(self, exchange: Exchange, shown_id: bytes) -> None:
         self._exchange = exchange
@@ -22,9 +22,12 @@ class Reply:
         """Fields for an answer that is well."""
         self.code = 499
         """The status the client got; 499: it left before one."""
+        self._is_ended = False
 
     def stream(self) -> None:
-        """Begin a stream of events; the head leaves with the first of them."""
+        """Begin a stream of events, unless it has begun; the head leaves with the first of them."""
+        if self.code == 200:
+            return
         self.code = 200
         self._exchange.start(200, (), lines=_STREAM_LINES + self._own_lines(), is_held=True)
 
@@ -33,8 +36,10 @@ class Reply:
         self._exchange.write(events)
 
     def end_stream(self, last: bytes) -> None:
-        """End a stream properly, after its last events."""
-        self._exchange.finish(last)
+        """End a stream properly, after its last events, unless it has ended."""
+        if not self._is_ended:
+            self._is_ended = True
+            self._exchange.finish(last)
 
     def break_stream(self, failure: Failure) -> None:
         """End a stream with one error event, and no `[DONE]`."""

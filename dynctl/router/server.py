@@ -8,6 +8,7 @@ import os
 import socket
 import ssl
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -65,6 +66,9 @@ class Entrance:
                 await self._agree(self._place)
             context = server_context(config.server_tls)
             limits = ServerLimits(max_body_bytes=config.settings.max_body_bytes)
+            if context is None:
+                # Without a buffer of its own a transport writes at once, not when the loop's turn ends.
+                limits = replace(limits, write_buffer_bytes=0)
             for where in places or [{"host": host, "port": port}]:
                 server = await serve(
                     self._on_client, **where, ssl=context, limits=limits, admit=self._admit
@@ -266,7 +270,7 @@ class Entrance:
     def _new_id(self) -> str:
         """A request id no other start of any router makes."""
         self._num_ids += 1
-        return f"{self._id_prefix}{self._num_ids:08x}"
+        return self._id_prefix + str(self._num_ids)
 
 
 def server_context(files: TlsFiles | None) -> ssl.SSLContext | None:

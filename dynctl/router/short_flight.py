@@ -1,9 +1,9 @@
 """The short way of a short request: placed by load between two engines, and sent at once.
 
-A stream is then followed by a `Flight`, as any other. Of whole answers most end well, and for them a flight's state machine
-costs more than the rest: they have a `ShortFlight`, and whatever is out of the ordinary (an error, a deadline, a client
-that leaves) goes on in a `Flight` from the point reached, so that every promise is kept in one place.
-Not here: pools, prompts worth matching. IO: upstream connections.
+Most answers are sound, and for them a flight's state machine costs more than the rest: they have a `ShortFlight`, which
+gives the client its answer, or the first events of a stream, and keeps the books afterwards. A stream then goes on in a
+`Flight`, and so does, from the point reached, whatever is out of the ordinary (an error, a deadline, a client that leaves):
+every promise is kept in one place. Not here: pools, prompts worth matching. IO: upstream connections.
 """
 
 import time
@@ -14,7 +14,7 @@ from dynctl.http1.message import Header
 from dynctl.http1.server import Exchange
 from dynctl.router.api.requests import CHAT, ApiRequest
 from dynctl.router.api.shapes import Answer
-from dynctl.router.api.streams import read_answer
+from dynctl.router.api.streams import StreamFollower, read_answer
 from dynctl.router.choosing import Load, Need
 from dynctl.router.decisions import Decision
 from dynctl.router.flight import Flight
@@ -24,6 +24,7 @@ from dynctl.router.orders import route_key
 from dynctl.router.placement import Placed
 from dynctl.router.policies.least_loaded import POLICY as PLAIN
 from dynctl.router.prompt import CHARS_PER_TOKEN, Prompt
+from dynctl.router.reply import Reply
 from dynctl.router.tokens import num_chars
 from dynctl.router.workers import Booking, Worker
 
@@ -65,32 +66,21 @@ def begin_short(
     if found is None:
         return False
     worker, loads, luck, position = found
-    overlaps, shown = [0] * len(loads), shown_id.decode()
-    decision = Decision(
-        *(request_id, "whole", False, need, loads, overlaps, luck, position, PLAIN, shown, key)
-    )
     desk.workers.num_sent += 1
     booking = worker.book(
         need.prompt_tokens, need.prompt_tokens, need.output_tokens, now_s, need.recent_unit
     )
-    metrics = desk.metrics
-    metrics.tokenized.add("short")
-    metrics.queue.observe(0.0)
-    metrics.decision.observe(time.perf_counter() - started_s)
     route = desk.fleet.routes[worker.id]
-    body = request.main_body(worker.info.model, None)
+    short = ShortFlight(desk, exchange, request, model, request_id, shown_id)
+    short.placed(booking, need, loads, luck, position, key, is_relayed=route.is_relayed)
+    short.decided_s = time.perf_counter() - started_s
+    call = short.call = route.send(
+        request.endpoint, request_id, request.main_body(worker.info.model, None), short
+    )
+    exchange.on_gone = short.gone
     if request.is_stream:
-        flight = Flight(desk, exchange, request, model, request_id, shown_id)
-        sink = LegSink(flight, Leg.MAIN, is_relayed=route.is_relayed)
-        call = route.send(request.endpoint, request_id, body, sink)
-        placed = Placed(booking, None, 0, decisions=[decision])
-        flight.adopt(Prompt.guessed(desk.hashers, number), placed, call, now_s)
-    else:
-        short = ShortFlight(desk, exchange, request, model, request_id, shown_id)
-        short.placed(booking, decision, now_s, is_relayed=route.is_relayed)
-        short.call = route.send(request.endpoint, request_id, body, short)
-        exchange.on_gone = short.gone
-        desk.enter(short)
+        exchange.on_pause = call.pause
+    desk.enter(short)
     return True
 
 
@@ -141,21 +131,29 @@ def _less_loaded(loads: list[Load], luck: float) -> int:
 
 
 class ShortFlight:
-    """A short request, placed and sent, until its end; it receives its own answer, which is not streamed."""
+    """A short request, placed and sent, until it is answered or its stream has begun; it receives its own answer."""
 
     __slots__ = (
         "_booking",
         "_decision",
         "_desk",
         "_exchange",
+        "_follower",
         "_headers",
+        "_held",
         "_is_relayed",
+        "_loads",
+        "_luck",
+        "_need",
         "_num_bytes",
         "_parts",
-        "_sent_s",
+        "_position",
+        "_reply",
+        "_route_key",
         "_shown_id",
         "_status",
         "call",
+        "decided_s",
         "model",
         "request",
         "request_id",
@@ -177,23 +175,44 @@ class ShortFlight:
         self.model = model
         self.request_id = request_id
         self._shown_id = shown_id
+        self._reply: Reply | None = None
         self.call: Call | None = None
+        self.decided_s = 0.0
+        """How long it took to choose the engine."""
         self._status = 0
         self._headers: list[Header] = []
         self._parts: list[bytes] = []
         self._num_bytes = 0
+        self._follower: StreamFollower | None = None
+        self._held = b""
+        """Events before the first token, as `LegSink` holds them back."""
+        self._decision: Decision | None = None
         self._booking: Booking
-        self._decision: Decision
-        self._sent_s: float
+        self._need: Need
+        self._loads: list[Load]
+        self._luck: float
+        self._position: int
+        self._route_key: str
         self._is_relayed: bool
 
     def placed(
-        self, booking: Booking, decision: Decision, sent_s: float, *, is_relayed: bool
+        self,
+        booking: Booking,
+        need: Need,
+        loads: list[Load],
+        luck: float,
+        position: int,
+        route_key: str,
+        *,
+        is_relayed: bool,
     ) -> None:
-        """Note where the request goes."""
+        """Note where the request goes, and what that was chosen by."""
         self._booking = booking
-        self._decision = decision
-        self._sent_s = sent_s
+        self._need = need
+        self._loads = loads
+        self._luck = luck
+        self._position = position
+        self._route_key = route_key
         self._is_relayed = is_relayed
 
     # The engine tells…
@@ -202,9 +221,14 @@ class ShortFlight:
         """Keep status and fields."""
         self._status = status
         self._headers = headers
+        if status == 200 and self.request.is_stream:
+            self._follower = StreamFollower(hides_usage=not self.request.has_usage_asked)
 
     def on_data(self, data: bytes) -> None:
-        """Keep a piece of the body."""
+        """Keep a piece of the body, or pass the first events of a stream on."""
+        if self._follower is not None:
+            self._follow(self._follower, data)
+            return
         self._num_bytes += len(data)
         if self._num_bytes > MAX_ANSWER_BYTES:
             self._go_on().on_data(data)
@@ -213,7 +237,7 @@ class ShortFlight:
 
     def on_end(self) -> None:
         """Pass a sound answer on; any other goes the long way."""
-        if self._status == 200:
+        if self._status == 200 and self._follower is None:
             body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             answer = read_answer(body)
             if not answer.fault:
@@ -225,30 +249,65 @@ class ShortFlight:
         """Go the long way: there may be another engine."""
         self._go_on().on_error(error)
 
+    def _follow(self, follower: StreamFollower, data: bytes) -> None:
+        """Send the client its first token, with what was read beside it; the rest of the stream is a flight's."""
+        out = follower.feed(data)
+        if not follower.num_token_events and not follower.is_done and not follower.broken:
+            self._held += out
+            return
+        if not follower.broken and follower.num_token_events:
+            reply = self._reply = Reply(self._exchange, self._shown_id)
+            reply.stream()
+            if follower.is_done:
+                reply.end_stream(self._held + out)
+            else:
+                reply.write(self._held + out)
+            self._held = out = b""
+        self._go_on().followed(follower, out)
+
     def _finish(self, body: bytes, answer: Answer) -> None:
-        desk, decision, usage = self._desk, self._decision, answer.usage
-        self._booking.worker.succeeded(desk.loop.time())
-        self._booking.release()
+        """Answer the client, then keep the books."""
         self._exchange.respond(200, body, lines=b"x-request-id: %b\r\n" % self._shown_id)
-        metrics, prompt_tokens = desk.metrics, decision.need.prompt_tokens
+        desk, usage, booking = self._desk, answer.usage, self._booking
+        booking.worker.succeeded(desk.loop.time())
+        booking.release()
+        decision = self.note()
+        metrics, prompt_tokens = desk.metrics, self._need.prompt_tokens
         if usage is not None:
             prompt_tokens = usage.prompt_tokens or prompt_tokens
             metrics.output_tokens.add(by=usage.output_tokens)
-            desk.workers.lengths.learn(decision.route_key, usage.output_tokens)
+            desk.workers.lengths.learn(self._route_key, usage.output_tokens)
             cached = decision.cached_tokens = usage.cached_tokens
             if cached:
                 metrics.engine_cached_tokens.add(by=cached)
         metrics.prompt_tokens.add(by=prompt_tokens)
         decision.outcome = "done"
-        desk.ring.add(decision, "short", time.time())
         metrics.requests.add("chat" if self.request.endpoint == CHAT else "completions", "200")
         desk.let_go(self)
+
+    def note(self) -> Decision:
+        """Count the decision and write it down, unless that is done."""
+        decision = self._decision
+        if decision is None:
+            desk, loads = self._desk, self._loads
+            desk.metrics.tokenized.add("short")
+            desk.metrics.queue.observe(0.0)
+            desk.metrics.decision.observe(self.decided_s)
+            shown = self._shown_id.decode()
+            chosen = (loads, [0] * len(loads), self._luck, self._position, PLAIN)
+            decision = self._decision = Decision(
+                *(self.request_id, "whole", False, self._need, *chosen, shown, self._route_key)
+            )
+            desk.ring.add(decision, "short", time.time())
+        return decision
 
     # Out of the ordinary…
 
     def check(self, now_s: float) -> None:
         """Act on a passed deadline."""
-        if now_s - self._sent_s > self._desk.settings.body_timeout_s:
+        settings = self._desk.settings
+        limits_s = settings.body_timeout_s, settings.first_token_timeout_s
+        if now_s - self._need.now_s > limits_s[self.request.is_stream]:
             self._promoted().check(now_s)
 
     def cut(self) -> None:
@@ -265,7 +324,9 @@ class ShortFlight:
         sink = LegSink(flight, Leg.MAIN, is_relayed=self._is_relayed)
         if self.call is not None and not self.call.is_over:
             self.call.sink = sink
-        if self._status:
+        if self._follower is not None:
+            sink.follow(self._follower, self._held)
+        elif self._status:
             sink.on_head(self._status, self._headers)
         for part in self._parts:
             sink.on_data(part)
@@ -279,7 +340,7 @@ class ShortFlight:
             desk, self._exchange, self.request, self.model, self.request_id, self._shown_id
         )
         prompt = Prompt.guessed(desk.hashers, num_chars(self.request))
-        placed = Placed(self._booking, None, 0, decisions=[self._decision])
+        placed = Placed(self._booking, None, 0, decisions=[self.note()])
         assert self.call is not None, "it is made by `begin_short`, which sends"
-        flight.adopt(prompt, placed, self.call, self._sent_s)
+        flight.adopt(prompt, placed, self.call, self._need.now_s, self._reply)
         return flight

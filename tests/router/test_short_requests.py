@@ -20,17 +20,22 @@ def figures(desk):
     counted = {}
     for line in desk.exposition().decode().splitlines():
         name, _, value = line.rpartition(" ")
-        unlike = ("_sum", "_bucket", "tokenized", "start_time", "# ", "parity")
+        unlike = ("_sum", "_bucket", "tokenized", "start_time", "# ", "parity", "ttft_error")
         if not any(part in line for part in unlike):
             counted[name] = float(value)
     return counted
 
 
+ANY_ANSWER = ["", "status:500", "status:503", "status:400", "refuse", "html", "status:302"]
+STREAMS = ["cut:0", "cut:3", "error:0", "error:3", "no-done", "early-done:0", "early-done:3"]
+
+
 @pytest.mark.parametrize(
-    "fault", ["", "status:500", "status:503", "status:400", "refuse", "html", "status:302"]
+    ("fault", "is_stream"),
+    [(fault, False) for fault in ANY_ANSWER] + [(fault, True) for fault in ANY_ANSWER + STREAMS],
 )
 @pytest.mark.parametrize("is_lasting", [False, True])
-def test_both_ways_give_the_same_answer_and_count_the_same(run, fault, is_lasting):
+def test_both_ways_give_the_same_answer_and_count_the_same(run, fault, is_stream, is_lasting):
     async def outcome(limit):
         tried = []
 
@@ -41,7 +46,7 @@ def test_both_ways_give_the_same_answer_and_count_the_same(run, fault, is_lastin
         engines = [FakeEngine(f"e{i}", script=script) for i in range(2)]
         settings = {"short_request_chars": limit}
         async with routed(*engines, settings=settings) as bench:
-            answer = await bench.client.complete(max_tokens=7)
+            answer = await bench.client.complete(max_tokens=7, stream=is_stream)
             bench.assert_books_balance()
             how = bench.desk.metrics.tokenized
             assert how.value("short") == (limit > 0)
@@ -61,6 +66,79 @@ def test_both_ways_give_the_same_answer_and_count_the_same(run, fault, is_lastin
         assert short == full
         if not fault:
             assert short[0] == 200
+
+    run(main)
+
+
+@pytest.mark.parametrize("num_events", [1, 2, 5, 8])
+def test_a_stream_read_in_any_pieces_is_the_same_and_counted_the_same(run, num_events):
+    """Its first read may hold nothing for the client yet, its first token, or all of it."""
+
+    async def outcome(limit):
+        engine = FakeEngine()
+        events = []
+
+        async def together(exchange, body, is_chat, fault, number):
+            held = _Held(exchange)
+            await FakeEngine._stream(engine, held, body, is_chat, fault, number)
+            exchange.start(200, [(b"content-type", b"text/event-stream")])
+            events.append(len(held.pieces))
+            for start in range(0, len(held.pieces), num_events):
+                exchange.write(b"".join(held.pieces[start : start + num_events]))
+                await asyncio.sleep(0.01)
+            exchange.finish()
+
+        engine._stream = together
+        async with routed(engine, settings={"short_request_chars": limit}) as bench:
+            answer = await bench.client.chat(stream=True)
+            bench.assert_books_balance()
+            assert not bench.desk.flights
+            [decision] = json.loads(bench.desk.ring.to_json(10))
+            assert (decision["outcome"], decision["ttft_ms"] is None) == ("done", False)
+            again = await bench.client.chat(stream=True)
+            assert again.body == answer.body
+            return answer.status, answer.body, figures(bench.desk), events
+
+    async def main():
+        short, full = await outcome(512), await outcome(0)
+        for found in (short, full):
+            for name in [n for n in found[2] if "block" in n]:
+                del found[2][name]
+        assert short == full
+        assert short[0] == 200
+        assert short[3] == [9, 9], "role, six tokens, usage, end"
+
+    run(main)
+
+
+class _Held:
+    """An exchange that keeps what is written."""
+
+    def __init__(self, exchange):
+        self.request, self.pieces = exchange.request, []
+
+    def start(self, status, headers):
+        pass
+
+    def write(self, data):
+        self.pieces.append(data)
+
+    def finish(self):
+        pass
+
+
+def test_a_client_that_leaves_before_the_first_token_is_noticed(run):
+    async def main():
+        engine = FakeEngine(script=lambda body: "stall")
+        async with routed(engine) as bench:
+            task = asyncio.create_task(bench.client.complete(stream=True))
+            await until(lambda: engine.num_running == 1)
+            assert short_ones(bench) == 1
+            task.cancel()
+            await asyncio.wait([task])
+            await until(lambda: engine.num_gone == 1)
+            await until(lambda: not bench.desk.flights)
+            bench.assert_books_balance()
 
     run(main)
 
@@ -131,7 +209,6 @@ def test_short_requests_wait_when_there_is_no_room(run):
         ("kv", {"prompt": [1, 2, 3]}, {}),
         ("kv", {"prompt": ["a", "b"]}, {}),
         ("kv", {"n": 2}, {}),
-        ("kv", {"stream": True}, {}),
         ("kv", {}, {"x_dynctl_explain": "1"}),
     ],
 )
