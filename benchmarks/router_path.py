@@ -1,7 +1,8 @@
 """The router's own steps for one request, without kernel and event loop: sockets are replaced by objects that only count.
 
-Microseconds here are Python alone, so that small changes show; what a client sees is `router_bench.py`.
-Run: python benchmarks/router_path.py [--policy kv] [--profile] [--flag NAME=NUMBER]
+Microseconds here are Python alone, so that small changes show; what a client sees is `router_bench.py`. With `--cold` the
+processor's caches are emptied before each step, as other processes do between the requests of an idle router.
+Run: python benchmarks/router_path.py [--policy kv] [--cold] [--profile] [--flag NAME=NUMBER]
 """
 
 import argparse
@@ -10,11 +11,14 @@ import collections
 import cProfile
 import gc
 import json
+import os
 import pstats
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from pathlib import Path
 
 import uvloop
@@ -67,8 +71,11 @@ class Wire(asyncio.Transport):
 
     def __init__(self):
         self.num_bytes = self.num_writes = 0
+        self.first_ns = 0
+        """When something was written since this was last 0."""
 
     def write(self, data):
+        self.first_ns = self.first_ns or time.perf_counter_ns()
         self.num_bytes += len(data)
         self.num_writes += 1
 
@@ -138,6 +145,25 @@ def _print_garbage(calls):
     print("objects left to the collector by 100 requests of each kind:", dict(found) or "none")
 
 
+def _print_cold(steps, rounds):
+    """How long each step takes until it writes, and in whole, when nothing of it is in the processor's caches."""
+    evicting = os.urandom(64 * 1024**2)
+    found = {name: ([], []) for name, *_ in steps}
+    for _ in range(rounds):
+        for name, side, data, wire in steps:
+            zlib.crc32(evicting)
+            wire.first_ns = 0
+            start_ns = time.perf_counter_ns()
+            side.data_received(data)
+            found[name][1].append(time.perf_counter_ns() - start_ns)
+            if wire.first_ns:
+                found[name][0].append(wire.first_ns - start_ns)
+    print(f"{'cold, median':30}{'until written':>14}{'in whole':>10}")
+    for name, (written_ns, whole_ns) in found.items():
+        until = f"{statistics.median(written_ns) / 1e3:11.1f} µs" if written_ns else " " * 14
+        print(f"{name:30}{until}{statistics.median(whole_ns) / 1e3:7.1f} µs")
+
+
 async def measure(options, folder):
     targets = tuple(EngineTarget(f"e{i}", "http://127.0.0.1:1") for i in range(4))
     settings = {}
@@ -168,8 +194,9 @@ async def measure(options, folder):
     entrance = Entrance(desk)
     server = Server(entrance._on_client, ServerLimits(), entrance._admit)  # noqa: SLF001
     front, back = ServerConnection(server), Connection(pool)
-    front.connection_made(Wire())
-    back.connection_made(Wire())
+    to_client, to_engine = Wire(), Wire()
+    front.connection_made(to_client)
+    back.connection_made(to_engine)
     pool._open.add(back)  # noqa: SLF001
     pool.give_back(back)
     short, stream = _request(False), _request(True)
@@ -217,6 +244,18 @@ async def measure(options, folder):
             stats.print_stats(options.profile)
             if options.callers:
                 stats.print_callers(options.callers)
+    if options.cold:
+        first = STREAM_HEAD + TOKEN
+        steps = [
+            ("short: request", front, short, to_engine),
+            ("short: answer", back, ANSWER, to_client),
+            ("stream: request", front, stream, to_engine),
+            ("stream: head and first event", back, first, to_client),
+            ("stream: 15 events and end", back, TOKEN * 15 + LAST, to_client),
+            ("stream in one read: request", front, stream, to_engine),
+            ("stream in one read: all", back, first + TOKEN * 15 + LAST, to_client),
+        ]
+        _print_cold(steps, options.rounds)
     if options.garbage:
         _print_garbage([call for call, _ in cases.values()])
     ok = desk.metrics.requests.value("chat", "200")
@@ -233,6 +272,7 @@ def main():
     parser.add_argument("--sort", default="tottime")
     parser.add_argument("--callers", help="whose callers to print")
     parser.add_argument("--garbage", action="store_true", help="print what cycles are left")
+    parser.add_argument("--cold", action="store_true", help="also with empty caches")
     parser.add_argument("--only", default="")
     parser.add_argument("--flag", action="append")
     options = parser.parse_args()

@@ -177,7 +177,7 @@ class Worker:
     def load(self) -> Load:
         """Its facts for a policy; kept in `cached_load` until one changes."""
         prefill, capacity = self.prefill, self.capacity_tokens
-        self.cached_load = load = Load(
+        facts = (
             self.id,
             per_token(prefill),
             prefill.base,
@@ -190,6 +190,8 @@ class Worker:
             self.pending_prefill_tokens,
             per_token(prefill) * (1.0 + ROOM_PRICE * self.crowding),
         )
+        # As `Load(*facts)`, in half the time: a named tuple's own constructor is Python.
+        self.cached_load = load = tuple.__new__(Load, facts)
         return load
 
     def changed(self) -> None:
