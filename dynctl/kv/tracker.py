@@ -329,15 +329,23 @@ class BlockTracker:
         known = self._children.get(handle)
         if known is not None:
             linked = known if isinstance(known, set) else (known,)
-            found += [child for child in linked if child in self._runs]
+            found += [child for child in linked if self._hangs_below(handle, child)]
         return found
 
+    def _hangs_below(self, handle: int, child: int) -> bool:
+        """Tell whether a block is held, and not under another parent since it was linked to this one."""
+        run = self._runs.get(child)
+        return run is not None and run.parent_of(child) == handle
+
     def _subtree(self, handles: Iterable[int]) -> list[int]:
-        """List blocks and all that is held below them, parents first."""
-        found = list(handles)
-        for handle in found:  # grows on the way
-            found += self._living(handle)
-        return found
+        """List blocks and all that is held below them, parents first; each once, whatever parents events have named."""
+        found = dict.fromkeys(handles)
+        todo = list(found)
+        for handle in todo:  # grows on the way
+            below = [child for child in self._living(handle) if child not in found]
+            found.update(dict.fromkeys(below))
+            todo += below
+        return todo
 
     def _open_gap(self, handle: int, below: list[int]) -> None:
         gaps = self._below_gap
@@ -349,7 +357,8 @@ class BlockTracker:
 
     def _close_gap(self, handle: int) -> list[int]:
         """Hang what a gap had cut off below its block again; return it."""
-        below = [child for child in self._below_gap.pop(handle, ()) if child in self._runs]
+        cut_off = self._below_gap.pop(handle, ())
+        below = [child for child in cut_off if self._hangs_below(handle, child)]
         for child in below:
             self._link(handle, child)
         return below
@@ -387,7 +396,8 @@ class BlockTracker:
     def _is_leaf(self, handle: int) -> bool:
         """Tell whether nothing is held any more of what hung below the last block of a run."""
         linked = self._children[handle]
-        if any(child in self._runs for child in (linked if isinstance(linked, set) else (linked,))):
+        children = linked if isinstance(linked, set) else (linked,)
+        if any(self._hangs_below(handle, child) for child in children):
             return False
         del self._children[handle]
         return True

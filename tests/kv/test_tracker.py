@@ -244,3 +244,17 @@ def test_published_is_what_a_prompt_would_ask_for_and_find_without_a_gap(case):
                 tokens = [token for block in path for token in (block, block + 100)]
                 wanted.add(BlockHasher(b"s", 2).prompt(tokens).hash_at(len(path)))
         assert published == wanted == set(tracker.snapshot())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32))
+def test_whatever_parents_events_name_every_walk_ends_and_deltas_add_up(seed):
+    rnd = random.Random(seed)
+    tracker, known = BlockTracker(HASHER), set()
+    for step in range(60):
+        handles = tuple(rnd.choices(range(8), k=rnd.randint(1, 3)))
+        tokens = [1000 * step + token for token in range(2 * len(handles))]
+        parent = rnd.choice([None, *range(8)])
+        event = BlockStored(handles, parent, tokens, 2)
+        follow(known, tracker.apply([rnd.choice([event, event, BlockRemoved(handles)])], 0))
+        assert set(tracker.snapshot()) == known
