@@ -155,9 +155,6 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport; the pool gives the first call."""
         self._transport = cast("asyncio.Transport", transport)
-        if self._pool.address.ssl is None:
-            # Without a buffer of its own it writes at once, not when the loop's turn ends.
-            self._transport.set_write_buffer_limits(high=0)
 
     def data_received(self, data: bytes) -> None:
         """Parse answer bytes; hand body pieces on as they are."""

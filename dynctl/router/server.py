@@ -8,7 +8,6 @@ import os
 import socket
 import ssl
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -66,9 +65,6 @@ class Entrance:
                 await self._agree(self._place)
             context = server_context(config.server_tls)
             limits = ServerLimits(max_body_bytes=config.settings.max_body_bytes)
-            if context is None:
-                # Without a buffer of its own a transport writes at once, not when the loop's turn ends.
-                limits = replace(limits, write_buffer_bytes=0)
             for where in places or [{"host": host, "port": port}]:
                 server = await serve(
                     self._on_client, **where, ssl=context, limits=limits, admit=self._admit

@@ -31,6 +31,12 @@ from dynctl.router.workers import Booking, Worker
 if TYPE_CHECKING:
     from dynctl.router.desk import Desk
 
+_Facts = tuple[int, int, int, float, float, float]
+"""The first fields of a `Need`; that itself is made when the client has its answer."""
+
+_BUSY_FLIGHTS = 8
+"""With fewer requests under way a first token leaves alone, before anything behind it is read; else in one write with that."""
+
 _DECODE = frozenset(("decode",))
 _AGGREGATED = frozenset(("aggregated",))
 
@@ -67,9 +73,8 @@ def begin_short(
         return False
     worker, loads, luck, position = found
     desk.workers.num_sent += 1
-    booking = worker.book(
-        need.prompt_tokens, need.prompt_tokens, need.output_tokens, now_s, need.recent_unit
-    )
+    prompt_tokens, output_tokens, _, _, unit, _ = need
+    booking = worker.book(prompt_tokens, prompt_tokens, output_tokens, now_s, unit)
     route = desk.fleet.routes[worker.id]
     short = ShortFlight(desk, exchange, request, model, request_id, shown_id)
     short.placed(booking, need, loads, luck, position, key, is_relayed=route.is_relayed)
@@ -84,9 +89,10 @@ def begin_short(
     return True
 
 
-def _need(desk: "Desk", key: str, request: ApiRequest, number_chars: int, now_s: float) -> Need:
+def _need(desk: "Desk", key: str, request: ApiRequest, number_chars: int, now_s: float) -> _Facts:
+    """What the request asks of an engine."""
     table = desk.workers
-    return Need(
+    return (
         max(1, number_chars // CHARS_PER_TOKEN),
         table.lengths.expected(key, request.max_tokens),
         0,
@@ -188,7 +194,7 @@ class ShortFlight:
         """Events before the first token, as `LegSink` holds them back."""
         self._decision: Decision | None = None
         self._booking: Booking
-        self._need: Need
+        self._need: _Facts
         self._loads: list[Load]
         self._luck: float
         self._position: int
@@ -198,7 +204,7 @@ class ShortFlight:
     def placed(
         self,
         booking: Booking,
-        need: Need,
+        need: _Facts,
         loads: list[Load],
         luck: float,
         position: int,
@@ -250,10 +256,16 @@ class ShortFlight:
         self._go_on().on_error(error)
 
     def _follow(self, follower: StreamFollower, data: bytes) -> None:
-        """Send the client its first token, with what was read beside it; the rest of the stream is a flight's."""
-        out = follower.feed(data)
-        if not follower.num_token_events and not follower.is_done and not follower.broken:
+        """Send the client its first token, and leave the rest of the stream to a flight."""
+        end = data.find(b"\n\n") + 2 if len(self._desk.flights) < _BUSY_FLIGHTS else 0
+        end = end if end >= 2 else len(data)
+        out = follower.feed(data[:end])
+        rest = data[end:]
+        is_over = follower.is_done or bool(follower.broken)
+        if not follower.num_token_events and not is_over:
             self._held += out
+            if rest:
+                self._follow(follower, rest)
             return
         if not follower.broken and follower.num_token_events:
             reply = self._reply = Reply(self._exchange, self._shown_id)
@@ -263,7 +275,10 @@ class ShortFlight:
             else:
                 reply.write(self._held + out)
             self._held = out = b""
-        self._go_on().followed(follower, out)
+        sink = self._go_on()
+        sink.followed(follower, out)
+        if rest and not is_over:
+            sink.on_data(rest)
 
     def _finish(self, body: bytes, answer: Answer) -> None:
         """Answer the client, then keep the books."""
@@ -272,7 +287,7 @@ class ShortFlight:
         booking.worker.succeeded(desk.loop.time())
         booking.release()
         decision = self.note()
-        metrics, prompt_tokens = desk.metrics, self._need.prompt_tokens
+        metrics, prompt_tokens = desk.metrics, self._need[0]
         if usage is not None:
             prompt_tokens = usage.prompt_tokens or prompt_tokens
             metrics.output_tokens.add(by=usage.output_tokens)
@@ -295,8 +310,9 @@ class ShortFlight:
             desk.metrics.decision.observe(self.decided_s)
             shown = self._shown_id.decode()
             chosen = (loads, [0] * len(loads), self._luck, self._position, PLAIN)
+            need = Need(*self._need)
             decision = self._decision = Decision(
-                *(self.request_id, "whole", False, self._need, *chosen, shown, self._route_key)
+                *(self.request_id, "whole", False, need, *chosen, shown, self._route_key)
             )
             desk.ring.add(decision, "short", time.time())
         return decision
@@ -307,7 +323,7 @@ class ShortFlight:
         """Act on a passed deadline."""
         settings = self._desk.settings
         limits_s = settings.body_timeout_s, settings.first_token_timeout_s
-        if now_s - self._need.now_s > limits_s[self.request.is_stream]:
+        if now_s - self._need[3] > limits_s[self.request.is_stream]:
             self._promoted().check(now_s)
 
     def cut(self) -> None:
@@ -342,5 +358,5 @@ class ShortFlight:
         prompt = Prompt.guessed(desk.hashers, num_chars(self.request))
         placed = Placed(self._booking, None, 0, decisions=[self.note()])
         assert self.call is not None, "it is made by `begin_short`, which sends"
-        flight.adopt(prompt, placed, self.call, self._need.now_s, self._reply)
+        flight.adopt(prompt, placed, self.call, self._need[3], self._reply)
         return flight
