@@ -16,7 +16,7 @@ Not here: hashing, scoring, where events come from. Pure.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dynctl.core.kv import DEVICE
 from dynctl.kv.hashing import PrefixState, PromptBlocks
@@ -59,6 +59,8 @@ class _Slot:
     """A source's place in the masks."""
 
     bit: int
+    mask: Any
+    """The bit as the object that all masks of it alone share."""
     num_blocks: int = 0
     num_stored: int = 0
     """Ever; does not shrink, nor is it lost when the source begins anew with an empty cache."""
@@ -86,8 +88,9 @@ class PrefixIndex:
     """Engines by block hash. An engine's blocks belong to one incarnation; updates of another one are refused."""
 
     def __init__(self, max_bytes: int = 1 << 30) -> None:
-        self._young: list[dict[int, int]] = [{} for _ in range(_NUM_SHARDS)]
-        self._old: list[dict[int, int]] = [{} for _ in range(_NUM_SHARDS)]
+        # Any: as an int, a compiled module would make each mask anew when it puts it in.
+        self._young: list[dict[int, Any]] = [{} for _ in range(_NUM_SHARDS)]
+        self._old: list[dict[int, Any]] = [{} for _ in range(_NUM_SHARDS)]
         self._has_old = False
         self._half = max(1, max_bytes // ENTRY_BYTES // _NUM_SHARDS // 2)
         self._slots: dict[Source, _Slot] = {}
@@ -102,7 +105,7 @@ class PrefixIndex:
         """All of them."""
         self._free: list[int] = []
         self._next_bit = 1
-        self._masks: dict[int, int] = {}
+        self._masks: dict[int, Any] = {}
         """One shared object per mask value: beyond small integers each would cost 32 bytes an entry."""
         self._retired: list[tuple[int, int]] = []
         self._sweep_at = 0
@@ -125,7 +128,9 @@ class PrefixIndex:
         else:
             bit = self._next_bit
             self._next_bit <<= 1
-        self._slots[source] = _Slot(bit, num_stored=before.num_stored if before is not None else 0)
+        mask = self._masks.setdefault(bit, bit)
+        num_stored = before.num_stored if before is not None else 0
+        self._slots[source] = _Slot(bit, mask, num_stored=num_stored)
         self._engine_ids[bit] = engine_id
         if medium == DEVICE:
             self._one_bit[engine_id] = bit
@@ -180,7 +185,7 @@ class PrefixIndex:
         slot = self._slots.get(source)
         if slot is None:
             return False
-        bit, live, masks = slot.bit, self._live, self._masks
+        bit, own, live, masks = slot.bit, slot.mask, self._live, self._masks
         young, old, half, added = self._young, self._old, self._half, 0
         has_old = self._has_old
         for block in hashes:
@@ -192,13 +197,13 @@ class PrefixIndex:
                 shard = young[at] = {}
                 number, has_old = 0, True
             # One look where nobody holds the block, which is the usual case.
-            mask = shard.setdefault(block, bit)
+            mask = shard.setdefault(block, own)
             if len(shard) > number:
                 mask = old[at].pop(block, 0) if has_old else 0
                 if not mask:
                     added += 1
                     continue
-            elif mask == bit:
+            elif mask is own:
                 continue
             if not mask & bit:
                 added += 1
@@ -215,7 +220,7 @@ class PrefixIndex:
         slot = self._slots.get(source)
         if slot is None:
             return False
-        bit, keep = slot.bit, self._live & ~slot.bit
+        bit, own, keep = slot.bit, slot.mask, self._live & ~slot.bit
         young, old, masks, num_removed = self._young, self._old, self._masks, 0
         expected = self._expected if len(self._expected) else None
         for block in hashes:
@@ -224,7 +229,7 @@ class PrefixIndex:
             at = block & _SHARD_BITS
             shard = young[at]
             mask = shard.pop(block, 0)
-            if mask == bit:
+            if mask is own:
                 num_removed += 1
                 continue
             if not mask:
@@ -290,7 +295,7 @@ class PrefixIndex:
                         known = state.copy()
                         known.update(data[depth * stride : further * stride])
                     block = known.intdigest()
-                    mask = young[block & _SHARD_BITS].get(block)
+                    mask: int | None = young[block & _SHARD_BITS].get(block)
                     if mask is None:
                         mask = self._held(block)
                     if expected is not None:
@@ -306,13 +311,13 @@ class PrefixIndex:
 
     def _held(self, block: int) -> int:
         at = block & _SHARD_BITS
-        mask = self._young[at].get(block)
+        mask: Any = self._young[at].get(block)
         if mask is None:
             mask = self._old[at].pop(block, 0)
             if mask:
                 # A prefix in use is worth keeping under the budget.
                 self._young[at][block] = mask
-        return mask
+        return int(mask)
 
     def match(self, blocks: PromptBlocks, num_blocks: int | None = None) -> dict[str, int]:
         """Return each device's longest unbroken prefix in blocks, the best of its ranks; engines with none are left out."""
