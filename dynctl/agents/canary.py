@@ -1,8 +1,9 @@
-"""Notices an engine that answers `/health` and produces nothing: its server lives, what computes hangs.
+"""Notices what lives and does not work: an engine that answers `/health` and produces nothing, a router that is frozen.
 
 An engine that makes progress is left alone. One that is idle is asked for a single token from time to time and must give
 it soon, twice in a row; one that has requests and makes no step for long is taken for hung without being asked, since a
-question would only wait behind them. Where the host itself is starved, or was frozen, nothing is concluded.
+question would only wait behind them. A router or relay that gives no answer at all for long is hung, too. Where the host
+itself is starved, or was frozen, nothing is concluded.
 Not here: what follows (`lifecycle`). IO: sockets.
 """
 
@@ -12,6 +13,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 
+from dynctl.agents import ask
 from dynctl.agents.causes import Cause
 from dynctl.agents.programs import EngineProgram
 from dynctl.agents.root import Run
@@ -40,6 +42,8 @@ class CanarySettings:
     """As above where engines share processors."""
     stall_s: float = 120.0
     """How long requests may be under way without a step of the engine."""
+    silence_s: float = 60.0
+    """How long a router or relay may give no answer."""
 
 
 async def until_hung(program: EngineProgram, run: Run, settings: CanarySettings) -> Cause:
@@ -72,6 +76,18 @@ async def until_hung(program: EngineProgram, run: Run, settings: CanarySettings)
             break
         else:
             text = f"idle, and gave no token within {format_seconds(limit_s)}, twice"
+            return Cause("hang", f"hung: {text}")
+
+
+async def until_silent(run: Run, settings: CanarySettings) -> Cause:
+    """Return once a router or relay has given no answer for long, whatever it would have been; for ever while it does."""
+    since_s = time.monotonic()
+    while True:
+        is_late = await _slept_late(settings.look_s)
+        if is_late or await ask.status_of(run.at, "/health"):
+            since_s = time.monotonic()
+        elif time.monotonic() - since_s > settings.silence_s:
+            text = f"gave no answer for {format_seconds(settings.silence_s)}"
             return Cause("hang", f"hung: {text}")
 
 

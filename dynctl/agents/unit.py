@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 from dynctl.agents import ask, leases
-from dynctl.agents.canary import until_hung
+from dynctl.agents.canary import until_hung, until_silent
 from dynctl.agents.causes import Cause, classify
 from dynctl.agents.host import processes
 from dynctl.agents.host.logs import LogFile
@@ -252,14 +252,14 @@ class Unit:
         return Cause("deadline", text)
 
     async def _watch(self) -> Outcome:
-        """A process is watched by its pidfd, and an engine for progress; an adopted server is asked again and again."""
+        """A process is watched by its pidfd, an engine for progress, others for answers; an adopted server is asked, too."""
         run = self.run
         assert run is not None
         if run.identity is not None:
+            settings = self._host.settings.canary
             if isinstance(self.program, EngineProgram):
-                settings = self._host.settings.canary
                 return Event.HUNG, await until_hung(self.program, run, settings)
-            return None
+            return Event.HUNG, await until_silent(run, settings)
         misses = 0
         while misses < _NUM_MISSES:
             await asyncio.sleep(self._host.settings.watch_s)

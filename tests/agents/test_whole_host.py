@@ -1,6 +1,7 @@
 """One host as `up` leaves it: agent, relay, router and an engine, all real processes but for the engine's model."""
 
 import asyncio
+import os
 import signal
 import socket
 import time
@@ -10,6 +11,7 @@ import httpx
 import msgspec
 import pytest
 
+from dynctl.agents.canary import CanarySettings
 from dynctl.agents.host.processes import tagged
 from dynctl.agents.protocol import HostSlice, RelayWish, RouterUnit
 from dynctl.core.deployment import EngineState as S
@@ -49,6 +51,31 @@ def whole(engine, tls, free_ports):
         engines=(engine(),),
         routers=(router,),
     )
+
+
+def test_a_relay_that_is_frozen_is_ended_and_started_again(supervised, tools, tls, free_ports):
+    wished = HostSlice("lab", "h0", 1, relay=RelayWish("127.0.0.1", free_ports()))
+
+    async def body(supervisor):
+        await supervisor.apply(wished)
+        await tools.until(supervisor, lambda: tools.state(supervisor, "relay") is S.READY)
+        unit = supervisor.units["relay"]
+        first = unit.run
+
+        os.kill(first.identity.pid, signal.SIGSTOP)
+        await tools.until(
+            supervisor,
+            lambda: (
+                unit.run
+                and unit.run.incarnation != first.incarnation
+                and unit.life.state is S.READY
+            ),
+        )
+        assert unit.life.last_error.startswith("hung: gave no answer for ")
+        assert unit.life.num_restarts >= 1
+        await supervisor.shutdown(now=True)
+
+    supervised(body, replace(tools.QUICK, canary=CanarySettings(look_s=0.1, silence_s=0.5)))
 
 
 async def until_ready(client):
