@@ -17,6 +17,7 @@ _ENGINE_KEYS = {
     "kv-replay": "kv_replay",
     "topic": "topic",
     "id": "id",
+    "ranks": "ranks",
 }
 
 
@@ -26,7 +27,8 @@ EngineOption = Annotated[
         "--engine",
         metavar="URL[,KEY=VALUE…]",
         help="A running engine: http://HOST:PORT or unix:/PATH, then role=prefill|decode|aggregated, "
-        "kv-events=ZMQ, kv-replay=ZMQ, topic=TEXT, id=NAME. Repeat for each engine.",
+        "kv-events=ZMQ, kv-replay=ZMQ, topic=TEXT, id=NAME, ranks=N (data-parallel ranks: the events of each come from a "
+        "port of its own, counted up from those given). Repeat for each engine.",
     ),
 ]
 ListenOption = Annotated[
@@ -193,7 +195,10 @@ def parse_engine(text: str, number: int) -> "EngineTarget":
         fields[_ENGINE_KEYS[key]] = value
     if fields.get("role") == "both":
         fields["role"] = "aggregated"
-    return EngineTarget(url=url, **fields)
+    ranks = fields.pop("ranks", "1")
+    if not ranks.isdecimal():
+        raise UsageError(f"--engine {text}: {ranks!r} ranks", "write ranks=2")
+    return EngineTarget(url=url, **fields, ranks=int(ranks))
 
 
 def _parse_setting(text: str) -> tuple[str, float]:

@@ -67,6 +67,8 @@ class SourceHealth(msgspec.Struct, frozen=True, array_like=True):
     """First blocks with a LoRA, a cache salt or other extra keys."""
     other_topic: str = ""
     """The topic of its events, where it isn't the one subscribed to."""
+    num_other_ranks: int = 0
+    """Batches of data-parallel ranks that are not expected there, ignored."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 MAX_WORKERS = 64
+MAX_RANKS = 64
 ROLES = ("prefill", "decode", "aggregated")
 
 
@@ -44,6 +45,26 @@ class EngineTarget:
     kv_replay: str | None = None
     topic: str = ""
     """Topic prefix to subscribe to; empty takes all."""
+    ranks: int = 1
+    """Data-parallel ranks: the events of each come from a port of its own, counted up from those above."""
+
+    @property
+    def event_places(self) -> tuple[tuple[str, str | None], ...]:
+        """Where events and replays of each rank are; none where nobody tells the engine's events."""
+        if self.kv_events is None:
+            return ()
+        return tuple(
+            (_at_rank(self.kv_events, rank), self.kv_replay and _at_rank(self.kv_replay, rank))
+            for rank in range(self.ranks)
+        )
+
+
+def _at_rank(place: str, rank: int) -> str:
+    """Count a TCP endpoint's port up, as vLLM does."""
+    if rank == 0:
+        return place
+    host, _, port = place.rpartition(":")
+    return f"{host}:{int(port) + rank}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +181,8 @@ def check_config(config: RouterConfig) -> RouterConfig:
         raise UsageError(f"{config.workers} workers", f"give 1 to {MAX_WORKERS}")
     if not config.engines and not config.relays:
         raise UsageError("the router has no engine to send to", "give at least one engine or relay")
+    for engine in config.engines:
+        _check_ranks(engine)
     ids = [engine.id for engine in config.engines]
     if len(set(ids)) != len(ids):
         raise UsageError(f"two engines share an id: {', '.join(sorted(ids))}")
@@ -174,17 +197,42 @@ def check_config(config: RouterConfig) -> RouterConfig:
     return config
 
 
+def _check_ranks(engine: EngineTarget) -> None:
+    """Refuse a number of ranks that no ports can be counted up for."""
+    if not 1 <= engine.ranks <= MAX_RANKS:
+        raise UsageError(f"engine {engine.id}: {engine.ranks} ranks", f"give 1 to {MAX_RANKS}")
+    if engine.ranks == 1:
+        return
+    for what, place in (("kv-events", engine.kv_events), ("kv-replay", engine.kv_replay)):
+        port = (place or "").rpartition(":")[2]
+        if place is None and what == "kv-replay":
+            continue
+        if (
+            place is None
+            or not place.startswith("tcp://")
+            or not port.isdecimal()
+            or int(port) + engine.ranks > 65536
+        ):
+            raise UsageError(
+                f"engine {engine.id}: {what} {place or 'is missing'} for {engine.ranks} ranks",
+                "each rank has a port, counted up from the first: write tcp://HOST:PORT",
+            )
+
+
 def _refuse_shared_places(engines: Sequence[EngineTarget]) -> None:
-    """Refuse two engines at one place: what one of them says would count for both (K12)."""
-    for what in ("url", "kv_events", "kv_replay"):
-        names: dict[str, str] = {}
-        for engine in engines:
-            place = getattr(engine, what)
-            other = names.setdefault(place, engine.id) if place else engine.id
-            if other != engine.id:
+    """Refuse two streams at one place: what one of them says would count for both (K12)."""
+    taken: dict[str, str] = {}
+    for engine in engines:
+        places = [(engine.url, f"engine {engine.id} url")]
+        for rank, (events_at, replay_at) in enumerate(engine.event_places):
+            of_rank = f" of rank {rank}" if engine.ranks > 1 else ""
+            places.append((events_at, f"engine {engine.id} kv-events{of_rank}"))
+            places.append((replay_at or "", f"engine {engine.id} kv-replay{of_rank}"))
+        for place, user in places:
+            other = taken.setdefault(place, user) if place else user
+            if other != user:
                 raise UsageError(
-                    f"engines {other} and {engine.id} share {what.replace('_', '-')} {place}",
-                    "each engine has addresses of its own",
+                    f"{other} and {user} share {place}", "each has an address of its own"
                 )
 
 

@@ -47,6 +47,12 @@ class Evidence:
     """Whether whoever reads them has ever reached them."""
     other_topic: str = ""
     """The topic of its events, where it isn't the one subscribed to."""
+    num_other_ranks: int = 0
+    """Event batches of data-parallel ranks not expected where they came from."""
+    num_ranks: int = 0
+    """Data-parallel ranks it says it has; 0: it does not say."""
+    num_ranks_read: int = 0
+    """Whose events are read; 0: whoever reads them does not say."""
     num_stored_blocks: int = 0
     """Blocks it was said to hold."""
     num_undecodable: int = 0
@@ -131,6 +137,11 @@ def events_fault(e: Evidence) -> tuple[str, str, str] | None:
             f"its KV events have the topic {e.other_topic!r}, which nobody subscribes to",
             "give the same topic on both sides, or none to the router",
         )
+    return _ranks(e) or _silence(e)
+
+
+def _silence(e: Evidence) -> tuple[str, str, str] | None:
+    """Whether what comes says anything."""
     if e.num_undecodable and not e.num_stored_blocks:
         return (
             "event_version",
@@ -148,6 +159,24 @@ def events_fault(e: Evidence) -> tuple[str, str, str] | None:
             "no_events",
             "requests end here and no KV event comes any more",
             "give kv-replay=… to route, so that what is lost is asked for again; else restart the engine",
+        )
+    return None
+
+
+def _ranks(e: Evidence) -> tuple[str, str, str] | None:
+    """Whether the events of all its data-parallel ranks are read, each where it is expected."""
+    hint = "give route ranks=N, and as kv-events the port of the first: each rank has the next one"
+    if e.num_ranks_read and e.num_ranks > e.num_ranks_read:
+        return (
+            "ranks",
+            f"it has {e.num_ranks} data-parallel ranks, and events of {e.num_ranks_read} are read",
+            hint,
+        )
+    if e.num_other_ranks:
+        return (
+            "ranks",
+            f"{e.num_other_ranks} event batches name another data-parallel rank than expected there",
+            hint,
         )
     return None
 

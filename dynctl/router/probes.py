@@ -46,6 +46,12 @@ class EngineNotes:
     parity_detail: str = ""
     num_keyed: int = 0
     """Blocks without a parent that carried a LoRA, a salt or other extra keys."""
+    num_other_ranks: int = 0
+    """Event batches of data-parallel ranks not expected where they came from."""
+    num_ranks: int = 0
+    """Data-parallel ranks it says it has; 0: it does not say."""
+    num_ranks_read: int = 0
+    """Whose events are read; 0: whoever reads them does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +150,9 @@ class Probes:
             has_events_source=notes.has_events_source,
             was_connected=notes.was_connected,
             other_topic=notes.other_topic,
+            num_other_ranks=notes.num_other_ranks,
+            num_ranks=notes.num_ranks,
+            num_ranks_read=notes.num_ranks_read,
             num_undecodable=notes.num_undecodable,
             is_caching=notes.is_caching,
             num_stored_blocks=self._index.num_stored(worker.id),

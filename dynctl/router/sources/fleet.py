@@ -84,6 +84,7 @@ class Fleet:
         notes.num_undecodable = health.num_unreadable
         notes.num_keyed = health.num_keyed
         notes.other_topic = health.other_topic
+        notes.num_other_ranks = health.num_other_ranks
 
     def untold(self, engine_id: str, incarnation: str) -> None:
         """Note that nobody tells what one incarnation caches: what it is sent has to stand for that."""

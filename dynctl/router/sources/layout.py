@@ -18,6 +18,8 @@ class CacheLayout:
     block_size_tokens: int = 0
     capacity_tokens: int = 0
     is_caching: bool | None = None
+    num_ranks: int = 0
+    """Data-parallel ranks: each has a cache of its own."""
 
 
 async def ask_layout(route: Route) -> CacheLayout:
@@ -30,7 +32,7 @@ async def ask_layout(route: Route) -> CacheLayout:
     if answer.status != 200:
         return CacheLayout()
     try:
-        samples = parse(answer.body.decode("utf-8", "replace"), {_CACHE}).get(_CACHE)
+        samples = parse(answer.body.decode("utf-8", "replace"), {_CACHE}).get(_CACHE, ())
     except ProbeError:
         return CacheLayout()
     labels = samples[0].labels if samples else {}
@@ -38,9 +40,15 @@ async def ask_layout(route: Route) -> CacheLayout:
     caching = labels.get("enable_prefix_caching")
     return CacheLayout(
         size,
-        _number(labels, "kv_cache_size_tokens") or size * _number(labels, "num_gpu_blocks"),
+        sum([_capacity_tokens(sample.labels) for sample in samples]),
         None if caching is None else caching != "False",
+        len({sample.labels.get("engine") for sample in samples}),
     )
+
+
+def _capacity_tokens(labels: Mapping[str, str]) -> int:
+    size = _number(labels, "block_size")
+    return _number(labels, "kv_cache_size_tokens") or size * _number(labels, "num_gpu_blocks")
 
 
 async def is_caching(route: Route) -> bool | None:
