@@ -1,6 +1,7 @@
 """`dynctl doctor`: look for what is wrong, and say how to cure and how to prove it. IO: ssh, HTTP, files, terminal."""
 
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +29,20 @@ if TYPE_CHECKING:
 FIX_TIMEOUT_S = 60.0
 
 
+class Subject(StrEnum):
+    """What can be looked at by itself."""
+
+    SKEW = "skew"
+
+
 def command(
+    subject: Annotated[
+        Subject | None,
+        typer.Argument(
+            help="`skew`: why engines are loaded unevenly, by what running routers decided; nothing else is looked at."
+        ),
+    ] = None,
+    *,
     inventory: InventoryPath = DEFAULT_INVENTORY,
     local: Local = False,
     limit: Limit = None,
@@ -48,6 +62,12 @@ def command(
         bool, typer.Option("--fix", help="Run the safe fixes, after showing and asking.")
     ] = False,
     yes: Yes = False,
+    admin_socket: Annotated[
+        Path | None,
+        typer.Option(
+            "--admin-socket", help="With skew: of a router that `dynctl route` runs here."
+        ),
+    ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Look for what is wrong on hosts, between them and here, before and after dynctl up.
@@ -58,8 +78,21 @@ def command(
 
     With --from it judges files of hosts that cannot be reached, as far as they tell.
 
-    Example: dynctl doctor --check memlock-low
+    With `skew` it judges routers' last 10,000 decisions: how uneven the load is beside what chance gives, whether the same
+    requests dealt out in turn would be even, and which cause explains it: policy, parallel layout or KV memory. Exit 0 when
+    load is even, else 6.
+
+    Example: dynctl doctor --check memlock-low; dynctl doctor skew
     """
+    if subject is Subject.SKEW:
+        from dynctl.cli.doctor_skew import show_skew
+
+        if limit or check or captures or fix:
+            raise _only_with("skew takes none of --limit, --check, --from and --fix")
+        show_skew(inventory, admin_socket, output, local=local)
+        return
+    if admin_socket is not None:
+        raise _only_with("--admin-socket goes with skew")
     from dynctl.checks import examine
     from dynctl.discovery.survey import raise_incomplete
 
@@ -79,6 +112,12 @@ def command(
         from dynctl.errors import ExitCode
 
         raise typer.Exit(int(ExitCode.GATE))
+
+
+def _only_with(text: str) -> Exception:
+    from dynctl.errors import UsageError
+
+    return UsageError(text, "dynctl doctor --help")
 
 
 def _read(captures: Sequence[str], inventory: Path, *, fix: bool) -> "Evidence":

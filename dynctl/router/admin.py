@@ -1,4 +1,4 @@
-"""What the admin socket answers beyond health and metrics: decisions, hits, findings, the policy. IO: none of its own."""
+"""What the admin socket answers beyond health and metrics: decisions, their skew, hits, findings, the policy. IO: none of its own."""
 
 import re
 import urllib.parse
@@ -11,11 +11,13 @@ from dynctl.errors import DynctlError
 from dynctl.router.api.answers import Failure
 from dynctl.router.findings import Finding
 from dynctl.router.short_flight import ShortFlight
+from dynctl.router.skew import SkewSums, add_up
 
 if TYPE_CHECKING:
     from dynctl.router.desk import Desk
 
 _MAX_DECISIONS = 1000
+_MAX_SUMMED = 10_000
 _POLICY = re.compile(r"[a-z_]{1,40}")
 
 
@@ -25,10 +27,8 @@ def answer(desk: "Desk", method: str, path: str, query: bytes) -> tuple[int, byt
     match (method, path):
         case ("GET", "/decisions"):
             return _decisions(desk, args)
-        case ("GET", "/hits"):
-            return 200, msgspec.json.encode(desk.hits.to_json())
-        case ("GET", "/findings"):
-            return 200, msgspec.json.encode(_findings(desk))
+        case ("GET", "/hits" | "/findings" | "/skew"):
+            return 200, msgspec.json.encode(_SUMS[path](desk))
         case ("GET", "/policy"):
             return _policy(desk)
         case ("POST", "/policy"):
@@ -51,15 +51,32 @@ def _findings(desk: "Desk") -> list[Finding]:
     return found
 
 
+def _skew(desk: "Desk") -> SkewSums:
+    _note(desk)
+    return add_up(desk.ring.newest(_MAX_SUMMED))
+
+
+_SUMS: dict[str, Callable[["Desk"], object]] = {
+    "/hits": lambda desk: desk.hits.to_json(),
+    "/findings": _findings,
+    "/skew": _skew,
+}
+
+
 def _decisions(desk: "Desk", args: dict[str, list[str]]) -> tuple[int, bytes] | Failure:
     limit = args.get("limit", ["100"])[0]
     if not limit.isdecimal() or not 0 < int(limit) <= _MAX_DECISIONS:
         text = f"limit is not between 1 and {_MAX_DECISIONS}"
         return Failure(400, text, "invalid_request", "limit")
+    _note(desk)
+    return 200, desk.ring.to_json(int(limit), args.get("request", [None])[0])
+
+
+def _note(desk: "Desk") -> None:
+    """Let requests write their decisions down that have not yet."""
     for flight in desk.flights:
         if isinstance(flight, ShortFlight):
             flight.note()
-    return 200, desk.ring.to_json(int(limit), args.get("request", [None])[0])
 
 
 def _shadow(desk: "Desk") -> tuple[int, bytes]:

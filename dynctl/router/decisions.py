@@ -5,6 +5,7 @@ A decision keeps the policy's frozen inputs, so that the same choice can be comp
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -48,6 +49,8 @@ class Decision(msgspec.Struct, eq=False):
     """What the engine says it had cached, …"""
     counted_tokens: int = 0
     """… of a prompt of so many tokens by its count; 0: it did not say."""
+    output_tokens: int = 0
+    """Of its answer, by the engine's count; 0: it did not say, or did not end."""
     ttft_ms: float | None = None
     """From sending to the first token."""
     waited_ms: float = 0.0
@@ -150,6 +153,7 @@ class Decision(msgspec.Struct, eq=False):
             "overlap_tokens": self.overlap_tokens,
             "cached_tokens": self.cached_tokens,
             "counted_tokens": self.counted_tokens,
+            "output_tokens": self.output_tokens,
             "predicted": {name: round(value, 3) for name, value in predicted.items()},
             "waited_ms": round(self.waited_ms, 3),
             "ttft_ms": self.ttft_ms,
@@ -196,6 +200,10 @@ class DecisionRing:
 
     def __len__(self) -> int:
         return len(self._ring)
+
+    def newest(self, limit: int) -> list[Decision]:
+        """The newest `limit` decisions, oldest first."""
+        return list(islice(self._ring, max(len(self._ring) - limit, 0), None))
 
     def add(self, decision: Decision, policy: str, unix_s: float) -> None:
         """Keep a decision, unless that is done."""

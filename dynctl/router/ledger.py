@@ -189,6 +189,7 @@ class Ledger:
             prompt_tokens = usage.prompt_tokens or prompt_tokens
             metrics.output_tokens.add(by=usage.output_tokens)
             if decision := self._decisions.get(Leg.MAIN):
+                decision.output_tokens = usage.output_tokens
                 workers.lengths.learn(decision.route_key, usage.output_tokens)
         metrics.prompt_tokens.add(by=prompt_tokens)
         overlap = scaled(self.overlap_tokens, prompt_tokens, own_tokens)

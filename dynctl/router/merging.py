@@ -9,6 +9,7 @@ import msgspec
 from dynctl.router.api.answers import Failure
 from dynctl.router.hits import with_ratios
 from dynctl.router.shadow import ShadowSums
+from dynctl.router.skew import SkewSums
 
 Shown = tuple[int, bytes] | tuple[int, bytes, bytes] | Failure
 """Status, body and perhaps its type; or why there is none."""
@@ -72,6 +73,17 @@ def add_findings(texts: Iterable[bytes]) -> bytes:
     return msgspec.json.encode(list(found.values()))
 
 
+_skew_answers = msgspec.json.Decoder(SkewSums)
+
+
+def add_skews(texts: Iterable[bytes]) -> bytes:
+    """Add several processes' sums of what went to which engine."""
+    total = SkewSums()
+    for text in texts:
+        total.join(_skew_answers.decode(text))
+    return msgspec.json.encode(total)
+
+
 class _ShadowAnswer(msgspec.Struct):
     sums: ShadowSums
 
@@ -106,6 +118,8 @@ def add_answers(path: str, query: bytes, own: Shown, others: Sequence[bytes]) ->
     if path == "/decisions":
         limit = urllib.parse.parse_qs(query.decode("ascii", "replace")).get("limit", ["100"])[0]
         return 200, add_decisions((own[1], *others), int(limit))
+    if path == "/skew":
+        return 200, add_skews((own[1], *others))
     if path == "/hits":
         return 200, add_hits((own[1], *others))
     if path == "/findings":
