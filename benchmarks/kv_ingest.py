@@ -34,13 +34,13 @@ from dynctl.kv.reader import KvEventReader
 from dynctl.kv.tracker import BlockTracker
 from dynctl.kv.wire import Delta, FrameReader, Snapshot
 from dynctl.kv.wire import encode as encode_frame
-from dynctl.router.config import Settings
+from dynctl.router.config import EngineTarget, Settings
 from dynctl.router.metrics import Metrics
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.prompt import Hashers
-from dynctl.router.sources.direct import _EventSink
 from dynctl.router.sources.feed import KvFeed
 from dynctl.router.sources.fleet import Fleet
+from dynctl.router.sources.ranks import EngineEvents, _RankEvents
 from dynctl.router.worker_table import WorkerTable
 
 BLOCK_SIZE = 16
@@ -111,7 +111,8 @@ def raw(lives):
 
     async def take():
         fleet = make_fleet()
-        sinks = [_EventSink(fleet, Hashers("s"), info(at)) for at in range(len(lives))]
+        context = zmq.Context()
+        sinks = [rank_of(at, "ipc:///nobody", fleet, context)[0] for at in range(len(lives))]
         start_s = time.process_time()
         for sink, messages in zip(sinks, payloads, strict=True):
             for seq, payload in enumerate(messages):
@@ -125,6 +126,19 @@ def raw(lives):
 def make_fleet():
     workers, index, metrics = WorkerTable(Settings()), PrefixIndex(), Metrics()
     return Fleet(workers, index, metrics, lambda: None)
+
+
+def rank_of(at, place, fleet, context):
+    """What `dynctl route` takes an engine's events with, and the reader it reads them with."""
+    readers = []
+
+    def reading(sink):
+        readers.append(KvEventReader(place, None, "", sink, context=context))
+        return readers[-1]
+
+    target = EngineTarget(id=f"e{at}", url="http://127.0.0.1:9")
+    engine = EngineEvents(target, fleet, Hashers("s"), info(at), context)
+    return _RankEvents(engine, 0, reading), readers[0]
 
 
 def info(at):
@@ -187,8 +201,7 @@ def through_zmq(lives):
             fleet = make_fleet()
             readers = []
             for at, place in enumerate(places):
-                sink = _EventSink(fleet, Hashers("s"), info(at))
-                readers.append(KvEventReader(place, None, "", sink, context=context))
+                readers.append(rank_of(at, place, fleet, context)[1])
                 readers[-1].start()
             await asyncio.sleep(1.0)
             start_s = time.process_time()
@@ -262,10 +275,7 @@ def as_the_rival(num_engines):
             publishers.append(context.socket(zmq.PUB))
             publishers[-1].setsockopt(zmq.SNDHWM, 0)
             port = publishers[-1].bind_to_random_port("tcp://127.0.0.1")
-            sink = _EventSink(fleet, Hashers("s"), info(at))
-            readers.append(
-                KvEventReader(f"tcp://127.0.0.1:{port}", None, "", sink, context=context)
-            )
+            readers.append(rank_of(at, f"tcp://127.0.0.1:{port}", fleet, context)[1])
             readers[-1].start()
         await asyncio.sleep(1.0)
         gc.collect()
