@@ -51,7 +51,9 @@ class BlockStored(msgspec.Struct, frozen=True, gc=False):
     """Per block: None, or the keys that separate it from equal tokens (LoRA name, cache salt, image hashes)."""
     medium: str | None = None
     group_idx: int = 0
-    """Which group of layers, in models that mix attention kinds; group 0 stands for the prefix."""
+    """Which group of layers, in models that mix attention kinds."""
+    spec_kind: str | None = None
+    """What kind of layers those are, in the engine's words; None: it does not say."""
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, gc=False):
@@ -66,6 +68,20 @@ class AllBlocksCleared(msgspec.Struct, frozen=True, gc=False):
     """The engine dropped its whole cache. What its slower media still hold it does not say: that is held for gone too."""
 
 
+WHOLE_PREFIX_KINDS: Final = frozenset(["full_attention", "mla_attention", "sink_full_attention"])
+"""Kinds of layers that need, and keep, all of a prefix. Source: vLLM 0.32 KVCacheSpecKind; the others there are sliding
+windows, chunks and states, which keep a part of it, and encoders."""
+
+
+def is_of_prefix(event: BlockStored) -> bool:
+    """Tell whether blocks stand for a prefix being held: those of one group of layers that keep all of it do.
+
+    Where the engine does not say what kind of layers a group has, the first group does.
+    """
+    kind = event.spec_kind
+    return event.group_idx == 0 if kind in (None, "unknown") else kind in WHOLE_PREFIX_KINDS
+
+
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
@@ -76,7 +92,7 @@ def device_block_size(events: Sequence[KvEvent]) -> int:
     """
     for event in events:
         if isinstance(event, BlockStored):
-            stands_for_prefix = event.group_idx == 0 and medium_of(event.medium) == DEVICE
-            if stands_for_prefix and event.block_size:
+            is_on_device = medium_of(event.medium) == DEVICE
+            if is_on_device and event.block_size and is_of_prefix(event):
                 return event.block_size
     return 0

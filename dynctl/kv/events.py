@@ -152,9 +152,9 @@ def _holds_arrays(payload: bytes) -> bool:
     return payload[at : at + 1] in _ARRAY_FIRST_BYTES
 
 
-def encode(batch: EventBatch, spec_kind: str = "full_attention") -> bytes:
+def encode(batch: EventBatch) -> bytes:
     """Write a batch as vLLM 0.32 does: an array of time, events as maps, rank."""
-    events = [_from_core(event, spec_kind) for event in batch.events]
+    events = [_from_core(event) for event in batch.events]
     return _encoder.encode(_Batch(batch.ts, events, batch.dp_rank))
 
 
@@ -210,6 +210,7 @@ def _stored(event: _Stored) -> BlockStored:
         None if extra_keys is None else tuple(extra_keys),
         event.medium,
         event.group_idx or 0,
+        event.kv_cache_spec_kind,
     )
 
 
@@ -228,7 +229,7 @@ def _handle(value: int | bytes) -> EngineBlockHash:
     return EngineBlockHash(number & 0xFFFF_FFFF_FFFF_FFFF)
 
 
-def _from_core(event: KvEvent, spec_kind: str) -> _Stored | _Removed | _Cleared:
+def _from_core(event: KvEvent) -> _Stored | _Removed | _Cleared:
     if isinstance(event, BlockStored):
         extra_keys = event.extra_keys
         return _Stored(
@@ -241,7 +242,7 @@ def _from_core(event: KvEvent, spec_kind: str) -> _Stored | _Removed | _Cleared:
             event.lora_name,
             None if extra_keys is None else _key_lists(extra_keys),
             event.group_idx,
-            spec_kind,
+            event.spec_kind,
         )
     if isinstance(event, BlockRemoved):
         return _Removed(list(event.block_hashes), event.medium, event.group_idx)

@@ -11,7 +11,15 @@ Not here: what a slower medium holds (`slower`), order of batches (`sequence`), 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dynctl.core.kv import DEVICE, AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, medium_of
+from dynctl.core.kv import (
+    DEVICE,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KvEvent,
+    is_of_prefix,
+    medium_of,
+)
 from dynctl.kv.hashing import BlockHasher, PrefixState, namespace, own_keys, pack_tokens
 from dynctl.kv.orphans import Orphan, Orphans
 from dynctl.kv.runs import Run
@@ -72,6 +80,8 @@ class BlockTracker:
         self._has_cleared = False
         self._slower: dict[int, SlowerBlocks] = {}
         """By medium; only those the engine has told of."""
+        self._group = -1
+        """The group of layers whose blocks are held here; -1: none of the device has come yet."""
         self.counts = TrackerCounts()
 
     def __len__(self) -> int:
@@ -149,7 +159,7 @@ class BlockTracker:
         ]
 
     def _store(self, event: BlockStored, now_s: float) -> None:
-        if event.group_idx != 0:
+        if event.group_idx != self._group and not self._takes_group(event):
             self.counts.num_other_group += 1
             return
         medium = medium_of(event.medium)
@@ -162,6 +172,14 @@ class BlockTracker:
             for handle in event.block_hashes:
                 for orphan in self.orphans.adopt(handle):
                     self._store_any(orphan.event, now_s, orphan.removed)
+
+    def _takes_group(self, event: BlockStored) -> bool:
+        """Decide, with the device's first event of layers that keep a whole prefix, that theirs is the group to follow."""
+        if self._group >= 0 or not is_of_prefix(event):
+            return False
+        if medium_of(event.medium) == DEVICE:
+            self._group = event.group_idx
+        return True
 
     def _append(self, event: BlockStored) -> bool:
         """Do what `_store_any` does, for the plain event nearly all are; False where it is none: nothing was done then.
@@ -364,7 +382,8 @@ class BlockTracker:
         return below
 
     def _remove(self, event: BlockRemoved) -> None:
-        if event.group_idx != 0:
+        group = event.group_idx
+        if group != self._group and (group or self._group > 0):
             self.counts.num_other_group += 1
             return
         medium = medium_of(event.medium)

@@ -69,6 +69,8 @@ class SourceHealth(msgspec.Struct, frozen=True, array_like=True):
     """The topic of its events, where it isn't the one subscribed to."""
     num_other_ranks: int = 0
     """Batches of data-parallel ranks that are not expected there, ignored."""
+    num_other_groups: int = 0
+    """Events of groups of layers whose blocks do not stand for a prefix, ignored."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True):

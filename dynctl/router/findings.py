@@ -49,6 +49,8 @@ class Evidence:
     """The topic of its events, where it isn't the one subscribed to."""
     num_other_ranks: int = 0
     """Event batches of data-parallel ranks not expected where they came from."""
+    num_other_groups: int = 0
+    """Events of groups of layers whose blocks do not stand for a prefix."""
     num_ranks: int = 0
     """Data-parallel ranks it says it has; 0: it does not say."""
     num_ranks_read: int = 0
@@ -147,6 +149,12 @@ def _silence(e: Evidence) -> tuple[str, str, str] | None:
             "event_version",
             f"{e.num_undecodable} event batches could not be read",
             "this engine version publishes events dynctl does not know",
+        )
+    if e.num_other_groups and not e.num_stored_blocks:
+        return (
+            "attention",
+            "its events only speak of layers that keep a part of a prefix: sliding windows, chunks, states",
+            "no prefix can be told of such a model; requests are placed by load and by what engines were sent",
         )
     if not e.num_stored_blocks:
         return (

@@ -48,6 +48,8 @@ class EngineNotes:
     """Blocks without a parent that carried a LoRA, a salt or other extra keys."""
     num_other_ranks: int = 0
     """Event batches of data-parallel ranks not expected where they came from."""
+    num_other_groups: int = 0
+    """Events of groups of layers whose blocks do not stand for a prefix."""
     num_ranks: int = 0
     """Data-parallel ranks it says it has; 0: it does not say."""
     num_ranks_read: int = 0
@@ -151,6 +153,7 @@ class Probes:
             was_connected=notes.was_connected,
             other_topic=notes.other_topic,
             num_other_ranks=notes.num_other_ranks,
+            num_other_groups=notes.num_other_groups,
             num_ranks=notes.num_ranks,
             num_ranks_read=notes.num_ranks_read,
             num_undecodable=notes.num_undecodable,

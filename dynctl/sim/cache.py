@@ -178,5 +178,6 @@ class PagedCache:
                 lora_name,
                 tuple(None if b.extra_keys is None else list(b.extra_keys) for b in run),
                 MEDIUM,
+                spec_kind="full_attention",
             )
         )

@@ -21,6 +21,8 @@ def stored(size, **change):
         ([stored(64, group_idx=1)], 0),
         ([stored(64, group_idx=1), BlockRemoved((2,)), stored(16), stored(32)], 16),
         ([stored(0), stored(16)], 16),
+        ([stored(64, spec_kind="mamba"), stored(16, group_idx=1, spec_kind="mla_attention")], 16),
+        ([stored(64, spec_kind="sliding_window")], 0),
     ],
 )
 def test_the_block_size_is_that_of_the_prefix_on_the_device(events, size):

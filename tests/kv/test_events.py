@@ -50,6 +50,14 @@ def test_k14_positional_events_of_older_releases_decode_like_named_ones():
     assert decode(pack(positional)) == decode(pack(named))
 
 
+def test_p40_the_kind_of_layers_is_read_in_both_forms():
+    of_group = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window"}
+    positional = ["BlockStored", [2**64 - 1], None, [5, 6], 2, None, "GPU", None, None, 1]
+    for event in (STORED | of_group, [*positional, "sliding_window"]):
+        (read,) = decode(pack([1.5, [event], None])).events
+        assert (read.group_idx, read.spec_kind) == (1, "sliding_window")
+
+
 def test_k14_the_oldest_positional_form_lacks_medium_and_lora_name():
     batch = decode(pack([0.0, [["BlockStored", [1], 9, [5, 6], 2, None], ["BlockRemoved", [1]]]]))
 

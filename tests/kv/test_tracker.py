@@ -1,5 +1,6 @@
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -116,6 +117,48 @@ def test_other_layer_groups_are_left_out(stored):
     assert delta.is_empty
     assert not tracker.take_slower()
     assert tracker.counts.num_other_group == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("sliding_window", "full_attention"),
+        ("mamba", "mla_attention"),
+        ("sliding_window_mla", "sink_full_attention"),
+        ("chunked_local_attention", "full_attention"),
+    ],
+)
+def test_p40_only_the_group_that_keeps_a_whole_prefix_is_followed_wherever_it_stands(
+    stored, first, second
+):
+    tracker = BlockTracker(HASHER)
+    windows = [stored([i], parent=i - 1 or None, spec_kind=first) for i in (1, 2)]
+    whole = [stored([i], parent=i - 1 or None, group_idx=1, spec_kind=second) for i in (1, 2)]
+    again = stored([3], parent=2, group_idx=2, spec_kind=second, first_token=4)
+
+    delta = tracker.apply([windows[0], whole[0], windows[1], again], 0)
+    assert delta.stored == HASHER.prompt(range(2)).hashes()
+    # The window has moved on: its own block is gone, that of the whole prefix is not.
+    assert tracker.apply([BlockRemoved((1,), None, 0), BlockRemoved((1,), None, 2)], 1).is_empty
+    assert tracker.counts.num_other_group == 5
+    assert tracker.counts.num_unknown_removed == 0
+    assert tracker.apply([BlockRemoved((1,), None, 1)], 2).removed == delta.stored
+
+
+def test_p40_a_model_whose_layers_all_keep_a_part_holds_nothing_to_be_found(stored):
+    tracker = BlockTracker(HASHER)
+    events = [stored([1], spec_kind="sliding_window"), stored([2], spec_kind="mamba", group_idx=1)]
+
+    assert tracker.apply(events, 0).is_empty
+    assert tracker.counts.num_other_group == 2
+
+
+def test_p40_a_kind_the_engine_does_not_know_counts_as_before(stored):
+    tracker = BlockTracker(HASHER)
+    events = [stored([1], spec_kind="unknown", group_idx=1), stored([1], spec_kind="unknown")]
+
+    assert tracker.apply(events, 0).stored == HASHER.prompt(range(2)).hashes()
+    assert tracker.counts.num_other_group == 1
 
 
 def test_k11_a_handle_given_to_another_prefix_moves(stored):

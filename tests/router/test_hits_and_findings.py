@@ -97,8 +97,11 @@ class Scene:
             where = "'a chat'" if fault == "chat_template" else "'Hello'"
             notes.parity_detail = f"first difference in {where}"
             self.table.get("e").parity = "mismatch"
+        notes.num_other_groups = 7 if fault == "attention" else 0
         self.notes = notes
-        self.is_silent = fault in {"no_events_source", "no_events", "event_version", "caching_off"}
+        self.is_silent = fault in {
+            *("no_events_source", "no_events", "event_version", "caching_off", "attention")
+        }
 
     def serve(self, tokens, now_s):
         prompt = Prompt.known(HASHERS, tokens)
@@ -167,6 +170,7 @@ CAUSES = {
     "no_events_source": "no_events_source",
     "no_events": "no_events",
     "event_version": "event_version",
+    "attention": "attention",
     "caching_off": "caching_off",
     "tokenizer": "tokenizer",
     "chat_template": "chat_template",

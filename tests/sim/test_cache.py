@@ -58,8 +58,12 @@ def test_events_carry_runs_of_new_blocks_with_their_parent():
     cache.commit([full(ids[1], 1), full(ids[2], 2, 8), full(ids[3], 3, 9)], None)
     events = cache.take_events()
 
-    assert events[0] == BlockStored((1,), None, (7, 7), SIZE, None, (None,), "GPU")
-    assert events[1] == BlockStored((2, 3), 1, (8, 8, 9, 9), SIZE, None, (None, None), "GPU")
+    assert events[0] == BlockStored(
+        (1,), None, (7, 7), SIZE, None, (None,), "GPU", 0, "full_attention"
+    )
+    assert events[1] == BlockStored(
+        (2, 3), 1, (8, 8, 9, 9), SIZE, None, (None, None), "GPU", 0, "full_attention"
+    )
 
 
 def test_clearing_waits_until_nothing_is_in_use():

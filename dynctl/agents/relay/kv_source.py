@@ -258,8 +258,12 @@ class KvSource:
         is_stale, health = self.is_stale, self._health
         if self._reader is not None:
             health = self._reader.health
-            num_keyed = sum(t.counts.num_keyed_roots for t in self._trackers.values())
-            health = msgspec.structs.replace(health, num_keyed=num_keyed)
+            counts = [tracker.counts for tracker in self._trackers.values()]
+            health = msgspec.structs.replace(
+                health,
+                num_keyed=sum([one.num_keyed_roots for one in counts]),
+                num_other_groups=sum([one.num_other_group for one in counts]),
+            )
         self._metrics.kv_frames["heartbeat"] += len(self._seqs)
         return b"".join(
             wire.encode(wire.Heartbeat(self._incarnation, seq, rank, is_stale, health))

@@ -85,6 +85,7 @@ class Fleet:
         notes.num_keyed = health.num_keyed
         notes.other_topic = health.other_topic
         notes.num_other_ranks = health.num_other_ranks
+        notes.num_other_groups = health.num_other_groups
 
     def untold(self, engine_id: str, incarnation: str) -> None:
         """Note that nobody tells what one incarnation caches: what it is sent has to stand for that."""

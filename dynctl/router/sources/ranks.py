@@ -16,7 +16,7 @@ from dynctl.core.kv import device_block_size
 from dynctl.core.text import clean
 from dynctl.kv.events import EventBatch
 from dynctl.kv.reader import EventSink, KvEventReader, ReplaySlots, trust_text
-from dynctl.kv.tracker import BlockTracker, Delta
+from dynctl.kv.tracker import BlockTracker, Delta, TrackerCounts
 from dynctl.kv.wire import SourceHealth
 from dynctl.router.config import EngineTarget
 from dynctl.router.prefix_index import Source
@@ -86,9 +86,10 @@ class EngineEvents:
             min([rank.health.trust for rank in self._ranks if rank.is_read], default=0.0),
             all(health.was_connected for health in healths),
             sum([health.num_unreadable for health in healths]),
-            sum([rank.num_keyed for rank in self._ranks]),
+            sum([rank.counts.num_keyed_roots for rank in self._ranks]),
             next((health.other_topic for health in healths if health.other_topic), ""),
             sum([rank.num_of_others for rank in self._ranks]),
+            sum([rank.counts.num_other_group for rank in self._ranks]),
         )
 
     def empty(self) -> bool:
@@ -156,9 +157,9 @@ class _RankEvents:
         return self._failed_s is None
 
     @property
-    def num_keyed(self) -> int:
-        """First blocks with a LoRA, a salt or other extra keys."""
-        return 0 if self._tracker is None else self._tracker.counts.num_keyed_roots
+    def counts(self) -> TrackerCounts:
+        """What was odd so far."""
+        return TrackerCounts() if self._tracker is None else self._tracker.counts
 
     @property
     def is_empty(self) -> bool:
