@@ -26,7 +26,7 @@ from dynctl.router.metrics import Metrics
 from dynctl.router.placement import Order, Placement
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.prompt import Hashers, Prompt
-from dynctl.router.sources import direct
+from dynctl.router.sources import ranks
 from dynctl.router.sources.feed import KvFeed
 from dynctl.router.sources.fleet import Fleet
 from dynctl.router.sources.relay import RelaySource
@@ -379,7 +379,7 @@ def test_o8_the_same_prefix_for_everyone_never_fills_one_engine_beside_an_idle_o
 def test_k15_events_nobody_understands_end_a_source_for_a_while_and_never_the_router(
     run, short_dir, monkeypatch
 ):
-    monkeypatch.setattr(direct, "_RETRY_EVENTS_S", 0.5)
+    monkeypatch.setattr(ranks, "_RETRY_EVENTS_S", 0.5)
 
     async def main():
         rng = random.Random(15)
