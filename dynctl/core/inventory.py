@@ -110,6 +110,8 @@ class ApiKey:
 
     name: str
     reference: str
+    priority: str = "high"
+    """The most urgent class its requests may ask for: high, normal or low."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,10 @@ class Settings:
     """For a whole answer that is not streamed."""
     queue_limit: int = 2000
     queue_timeout_s: float = 10.0
+    priority_ageing_s: float = 5.0
+    """Whoever waits rises by one class every so often (`X-Dynctl-Priority`); 0: never, and low classes may starve."""
+    max_concurrent_requests: int = 0
+    """Under way at once, waiting ones included, in all processes of a port; further ones are refused with 429. 0: no limit."""
     default_slots: int = 256
     """Requests an engine takes at once where it does not say its limit of sequences."""
     prefill_tokens_s: float = 10_000.0

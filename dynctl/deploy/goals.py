@@ -141,7 +141,8 @@ def _api_keys(inventory: Inventory) -> tuple[ApiKeyHash, ...]:
     keys = []
     for key in inventory.api_keys:
         text = reveal(key.reference, inventory, f"API key {key.name}").reveal()
-        keys.append(ApiKeyHash(key.name, hashlib.sha256(text.encode()).hexdigest()))
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        keys.append(ApiKeyHash(key.name, digest, key.priority))
     return tuple(keys)
 
 

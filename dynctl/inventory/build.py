@@ -93,7 +93,7 @@ def api_keys_of(parts: Sequence[tuple[Loc, ApiKeyPart]], values: Values) -> tupl
                 "an API key never stands in the inventory itself",
                 "write ${env:NAME}, ${file:PATH} or ${cmd:PROGRAM …}",
             )
-    return tuple(ApiKey(part.name, part.key) for _, part in parts)
+    return tuple(ApiKey(part.name, part.key, part.priority) for _, part in parts)
 
 
 def _deployment(part: DeploymentPart) -> DeploymentWish:

@@ -344,6 +344,8 @@ class ApiKeyPart(_Part):
     """Name in metrics and logs."""
     key: Text
     """`${env:NAME}`, `${file:PATH}` or `${cmd:PROGRAM …}`; never the key itself."""
+    priority: Literal["high", "normal", "low"] = "high"
+    """The most urgent class its requests may ask for, by `X-Dynctl-Priority`."""
 
 
 class InventoryFile(_Part):

@@ -1,52 +1,91 @@
 """Who may wait, for how long, and how many retries the router allows itself.
 
-Not here: engines' room (`workers`), clocks (times are passed in). Pure.
+Not here: in which order (`turns`), engines' room (`workers`), clocks (times are passed in). Pure.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from dynctl.router.api.answers import Failure
+from dynctl.router.turns import Turns
 
 T = TypeVar("T")
 
 
 class WaitingLine(Generic[T]):
-    """Requests waiting for an engine, in order; bounded in number and in time."""
+    """Requests waiting for an engine, each in the line of its model; all together bounded in number, each in time."""
 
-    def __init__(self, limit: int, timeout_s: float) -> None:
+    def __init__(self, limit: int, timeout_s: float, ageing_s: float) -> None:
         self._limit = limit
         self._timeout_s = timeout_s
-        self._until_s: dict[T, float] = {}
+        self._ageing_s = ageing_s
+        self._turns: dict[str | None, Turns[T]] = {}
+        self._places: dict[T, tuple[str | None, float, Failure]] = {}
+        """Whose line each stands in, until when, and what it is told then."""
 
     def __len__(self) -> int:
-        return len(self._until_s)
+        return len(self._places)
 
-    def __iter__(self) -> Iterator[T]:
-        """Everybody who waits, in order; those who leave meanwhile are still named."""
-        return iter(tuple(self._until_s))
+    def models(self) -> list[str | None]:
+        """The models somebody waits for."""
+        return list(self._turns)
 
-    def join(self, item: T, arrived_s: float) -> Failure | None:
-        """Add at the end; the failure for the client when the line is full.
+    def has_waiting(self, model: str | None) -> bool:
+        """Whether somebody waits for that model."""
+        return model in self._turns
 
-        The time is counted from the request's arrival, so that a retry does not start it anew.
+    def in_order(self, model: str | None, now_s: float) -> list[T]:
+        """Everybody who waits for a model, by turn; those who leave meanwhile are still named."""
+        turns = self._turns.get(model)
+        return turns.in_order(now_s) if turns is not None else []
+
+    def last_below(self, model: str | None, level: int, now_s: float) -> T | None:
+        """Who makes room for somebody of that class in a full line of the same model; None: nobody."""
+        turns = self._turns.get(model)
+        return turns.last_below(level, now_s) if turns is not None else None
+
+    def join(
+        self, item: T, model: str | None, level: int, arrived_s: float, deadline_s: float | None
+    ) -> Failure | None:
+        """Let somebody wait who does not yet; the failure for the client when too many do.
+
+        Times are counted from the request's arrival, so that a retry does not start them anew.
         """
-        if len(self._until_s) >= self._limit:
+        if item in self._places:
+            return None
+        if len(self._places) >= self._limit:
             return Failure(
                 503, "too many requests are waiting", "queue_full", None, 2, "queue_full"
             )
-        self._until_s[item] = arrived_s + self._timeout_s
+        until_s, failure = arrived_s + self._timeout_s, queue_timeout()
+        if deadline_s is not None and arrived_s + deadline_s < until_s:
+            until_s, failure = arrived_s + deadline_s, deadline_passed()
+        self._places[item] = model, until_s, failure
+        turns = self._turns.get(model)
+        if turns is None:
+            turns = self._turns[model] = Turns(self._ageing_s)
+        turns.add(item, level, arrived_s, until_s)
         return None
 
     def leave(self, item: T) -> None:
         """Take out; no error when it is not in."""
-        self._until_s.pop(item, None)
+        place = self._places.pop(item, None)
+        if place is not None:
+            turns = self._turns[place[0]]
+            turns.remove(item)
+            if not len(turns):
+                del self._turns[place[0]]
 
-    def expired(self, now_s: float) -> list[T]:
-        """Take out everybody whose time is over."""
-        late = [item for item, until_s in self._until_s.items() if until_s <= now_s]
-        for item in late:
-            del self._until_s[item]
+    def lateness(self, item: T, now_s: float) -> Failure | None:
+        """What somebody is told whose time is over."""
+        place = self._places.get(item)
+        return place[2] if place is not None and place[1] <= now_s else None
+
+    def expired(self, now_s: float) -> list[tuple[T, Failure]]:
+        """Take out everybody whose time is over; with what they are told."""
+        late = [(item, place[2]) for item, place in self._places.items() if place[1] <= now_s]
+        for item, _ in late:
+            self.leave(item)
         return late
 
 
@@ -59,6 +98,28 @@ def queue_timeout() -> Failure:
         None,
         2,
         "queue_timeout",
+    )
+
+
+def deadline_passed() -> Failure:
+    """No engine had room before the client's own deadline."""
+    return Failure(
+        504,
+        "no engine had room before the deadline in X-Dynctl-Deadline-Ms",
+        "deadline_passed",
+        reason="deadline",
+    )
+
+
+def at_capacity(limit: int) -> Failure:
+    """As many requests are under way as the router is to have."""
+    return Failure(
+        429,
+        f"this router serves at most {limit} requests at once",
+        "too_many_requests",
+        None,
+        1,
+        "at_capacity",
     )
 
 

@@ -13,6 +13,7 @@ import msgspec
 from dynctl.core.addresses import is_loopback
 from dynctl.core.router_settings import Settings, make_settings
 from dynctl.errors import UsageError
+from dynctl.router.turns import CLASSES
 
 __all__ = [
     "ApiKeyHash",
@@ -92,6 +93,8 @@ class ApiKeyHash:
 
     name: str
     sha256: str
+    priority: str = "high"
+    """The most urgent class its requests may ask for: high, normal or low."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +194,12 @@ def check_config(config: RouterConfig) -> RouterConfig:
         if engine.role not in ROLES:
             raise UsageError(
                 f"engine {engine.id}: no role {engine.role!r}", f"roles are {', '.join(ROLES)}"
+            )
+    for key in config.api_keys:
+        if key.priority not in CLASSES:
+            raise UsageError(
+                f"API key {key.name}: no priority {key.priority!r}",
+                f"priorities are {', '.join(CLASSES)}",
             )
     if config.relays and config.tls is None:
         raise UsageError("relays are reached over mutual TLS, and there is no tls section")

@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING
 
 from dynctl import registry
 from dynctl.core.text import clean
-from dynctl.router.admission import RetryBudget, WaitingLine, queue_timeout
+from dynctl.http1.request import Request
+from dynctl.router.admission import RetryBudget, WaitingLine
 from dynctl.router.api.answers import Failure
+from dynctl.router.api.keys import Keys
 from dynctl.router.choosing import Policy
 from dynctl.router.config import RouterConfig
 from dynctl.router.decisions import DecisionRing
 from dynctl.router.first_events import FirstEvents
 from dynctl.router.hits import HitBook
 from dynctl.router.metrics import Metrics, gauge
+from dynctl.router.orders import deadline_s, level_of
 from dynctl.router.placement import Placement
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.probes import Probes
@@ -80,15 +83,21 @@ class Desk:
             self.workers, self.index, load_policy(config.policy), settings, self.rng
         )
         self.ring = DecisionRing(settings.decisions)
-        self.line: WaitingLine[Flight] = WaitingLine(settings.queue_limit, settings.queue_timeout_s)
+        self.keys = Keys(config.api_keys)
+        self.line: WaitingLine[Flight] = WaitingLine(
+            settings.queue_limit, settings.queue_timeout_s, settings.priority_ageing_s
+        )
         self.budget = RetryBudget(settings.retry_budget_ratio, settings.retry_budget_floor)
         self.flights: set[Flight | ShortFlight] = set()
+        self.max_flights = settings.max_concurrent_requests
+        """In all processes of the port; 0: no limit."""
         self.is_draining = False
         self.books: SharedBooks | None = None
         """Set where other processes serve the same port."""
         self._started_unix_s = time.time()
         self._ticks = 0
         self._pump: asyncio.Handle | None = None
+        self._is_pumping = False
         self._timer: asyncio.TimerHandle = self.loop.call_later(_TICK_S, self._tick)
         self._emptied: asyncio.Event = asyncio.Event()
 
@@ -153,6 +162,22 @@ class Desk:
     def enter(self, flight: "Flight | ShortFlight") -> None:
         """Take a request in."""
         self.flights.add(flight)
+        if self.max_flights:
+            self._tell_flights()
+
+    def is_at_capacity(self) -> bool:
+        """Whether no further request may be under way; asked only where there is a limit.
+
+        Processes that ask at the same instant may each let one in.
+        """
+        number = len(self.flights)
+        if self.books is not None:
+            number += self.books.others_under_way()
+        return number >= self.max_flights
+
+    def _tell_flights(self) -> None:
+        if self.books is not None:
+            self.books.under_way(len(self.flights))
 
     def leave(self, flight: "Flight") -> None:
         """Let a request go that may be waiting."""
@@ -162,12 +187,34 @@ class Desk:
     def let_go(self, flight: "Flight | ShortFlight") -> None:
         """Let a request go; whoever waits may have room now."""
         self.flights.discard(flight)
+        if self.max_flights:
+            self._tell_flights()
         if self.books is not None:
             self.books.exchange_soon(self.loop)
         if len(self.line):
             self.pump_soon()
         if not self.flights:
             self._emptied.set()
+
+    # The queue
+
+    def must_wait(self, flight: "Flight") -> bool:
+        """Whether others wait for the same model already: who comes now does not overtake them unasked."""
+        return not self._is_pumping and self.line.has_waiting(flight.model)
+
+    def wait(self, flight: "Flight", head: Request, arrived_s: float) -> Failure | None:
+        """Let a request wait for an engine; the failure for the client when it may not. `head` says how urgent it is."""
+        line, model = self.line, flight.model
+        level = level_of(head, self.keys.top(head.header(b"authorization")))
+        failure = line.join(flight, model, level, arrived_s, deadline_s(head))
+        if failure is not None:
+            last = line.last_below(model, level, self.loop.time())
+            if last is not None:
+                last.expire(failure)
+                failure = line.join(flight, model, level, arrived_s, deadline_s(head))
+        if not self._is_pumping:
+            self.pump_soon()
+        return failure
 
     def pump_soon(self) -> None:
         """Look at the queue once this turn of the loop is over."""
@@ -176,14 +223,26 @@ class Desk:
 
     def _pump_now(self) -> None:
         self._pump = None
-        blocked: set[str | None] = set()
-        for flight in self.line:
-            # First come, first served within a model; one model's queue does not hold up another's.
-            if flight.model in blocked or flight.is_over:
+        self._is_pumping = True
+        try:
+            # One model's queue does not hold up another's.
+            for model in self.line.models():
+                self._pump_model(model)
+        finally:
+            self._is_pumping = False
+
+    def _pump_model(self, model: str | None) -> None:
+        now_s = self.loop.time()
+        for flight in self.line.in_order(model, now_s):
+            if flight.is_over:
                 continue
-            self.line.leave(flight)
-            if not flight.resume():
-                blocked.add(flight.model)
+            failure = self.line.lateness(flight, now_s)
+            if failure is not None:
+                flight.expire(failure)
+            elif flight.resume():
+                self.line.leave(flight)
+            else:
+                return
 
     def _tick(self) -> None:
         self._timer = self.loop.call_later(_TICK_S, self._tick)
@@ -193,8 +252,8 @@ class Desk:
         self._ticks += 1
         self.index.sweep(now_s)
         if len(self.line):
-            for flight in self.line.expired(now_s):
-                flight.expire(queue_timeout())
+            for flight, failure in self.line.expired(now_s):
+                flight.expire(failure)
             self.pump_soon()
         if self._ticks % _PROBE_EVERY == 0:
             self.workers.relax(now_s, self.index)

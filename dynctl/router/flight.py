@@ -253,8 +253,7 @@ class Flight:
         """Take a leg's whole 200."""
         if self.is_over:
             return
-        answer = read_answer(body)
-        if answer.fault:
+        if (answer := read_answer(body)).fault:
             self._faulted(leg, verdicts.bad_answer(answer.fault, is_open=False))
             return
         self._ledger.answered(leg, answer.usage)
@@ -315,6 +314,8 @@ class Flight:
         if action.num_retries:
             delay_s = backoff_s(action.num_retries, self._desk.rng.random)
             self._timer = self._desk.loop.call_later(delay_s, self._place_now, action)
+        elif self._desk.must_wait(self):
+            self._do(self._handoff.unplaced(None))
         else:
             self._place_now(action)
 
@@ -389,8 +390,7 @@ class Flight:
         self._call = route.send(self.request.endpoint, attempt, body, sink)
 
     def _wait(self, _: Wait) -> None:
-        failure = self._desk.line.join(self, self._ledger.arrived_s)
-        if failure is not None:
+        if failure := self._desk.wait(self, self._exchange.request, self._ledger.arrived_s):
             self._do(self._handoff.expired(failure))
 
     def _count(self, action: Count) -> None:

@@ -24,6 +24,7 @@ _DECISION_BOUNDS = (
 _REASONS = [
     *(("no_engine",), ("queue_full",), ("queue_timeout",), ("engine_failure",)),
     *(("engine_timeout",), ("stream_broken",), ("draining",), ("internal",)),
+    *(("deadline",), ("at_capacity",)),
 ]
 
 

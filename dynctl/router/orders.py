@@ -2,8 +2,10 @@
 
 from dynctl.http1.request import Request
 from dynctl.router.api.requests import ApiRequest
+from dynctl.router.turns import CLASSES, NORMAL
 
 _MAX_ROUTE_KEY_BYTES = 64
+_MAX_DEADLINE_DIGITS = 9
 
 
 def route_key(head: Request, request: ApiRequest) -> str:
@@ -12,6 +14,20 @@ def route_key(head: Request, request: ApiRequest) -> str:
     if given is not None and len(given) <= _MAX_ROUTE_KEY_BYTES:
         return given.decode("latin-1")
     return f"{request.endpoint}:{request.max_tokens}"
+
+
+def level_of(head: Request, top: int) -> int:
+    """The class a client asks for, but none above `top`. What is no class is taken for normal: a request is not refused
+    for a field that is looked at only when it has to wait.
+    """
+    given = (head.header(b"x-dynctl-priority") or b"").decode("latin-1").lower()
+    return max(CLASSES.index(given) if given in CLASSES else NORMAL, top)
+
+
+def deadline_s(head: Request) -> float | None:
+    """How long after its arrival a request is still worth sending to an engine; None where it does not say a whole number."""
+    given = head.header(b"x-dynctl-deadline-ms") or b""
+    return int(given) / 1e3 if given.isdigit() and len(given) <= _MAX_DEADLINE_DIGITS else None
 
 
 def local_reason(request: ApiRequest, *, wants_prefill: bool) -> str:

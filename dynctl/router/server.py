@@ -15,8 +15,8 @@ import msgspec
 from dynctl.errors import RouterError
 from dynctl.http1.server import Exchange, Rejection, Request, Server, ServerLimits, serve
 from dynctl.router import admin
+from dynctl.router.admission import at_capacity
 from dynctl.router.api.answers import Failure
-from dynctl.router.api.keys import Keys
 from dynctl.router.api.requests import CHAT, COMPLETIONS, RefusedError, parse_request
 from dynctl.router.config import RouterConfig, TlsFiles
 from dynctl.router.desk import Desk, draining
@@ -41,7 +41,7 @@ class Entrance:
         self._place = place
         self._siblings = Siblings(place) if place is not None else None
         self._asking: set[asyncio.Task[None]] = set()
-        self._keys = Keys(desk.config.api_keys)
+        self._keys = desk.keys
         self._clients: list[Server] = []
         self._servers: list[Server] = []
         """Beside the clients': of siblings and the admin."""
@@ -156,6 +156,9 @@ class Entrance:
 
     def _generate(self, exchange: Exchange) -> None:
         desk, request = self._desk, exchange.request
+        if desk.max_flights and desk.is_at_capacity():
+            self._refuse(exchange, at_capacity(desk.max_flights), is_counted=True)
+            return
         try:
             wanted = parse_request(request.path, request.body, desk.settings)
             model = desk.model_of(wanted.model)

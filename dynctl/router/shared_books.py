@@ -23,8 +23,9 @@ MAX_ENGINES = 1024
 _ROW = 6
 """Key, requests, tokens, prefill tokens, prefills, sent; 64-bit words."""
 
-_HEAD = 2
-"""Before a process's rows: how many of them are in use, and a stamp that is another whenever a key is."""
+_HEAD = 3
+"""Before a process's rows: how many of them are in use, a stamp that is another whenever a key is, and how many requests
+are under way."""
 
 _SHARE = _HEAD + MAX_ENGINES * _ROW
 _facts = struct.Struct("5q")
@@ -74,10 +75,18 @@ class SharedBooks:
         """Let go of the memory; what we had booked is no load any more."""
         if self._timer is not None:
             self._timer.cancel()
-        self._words[self._own] = 0
+        self._words[self._own] = self._words[self._own + 2] = 0
         self._words.release()
         self._bytes.release()
         self._map.close()
+
+    def under_way(self, number: int) -> None:
+        """Tell the others at once how many requests this process has."""
+        self._words[self._own + 2] = number
+
+    def others_under_way(self) -> int:
+        """How many requests the other processes have."""
+        return sum([self._words[share + 2] for share in self._others])
 
     def exchange_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let the others know that something ended, also when nothing begins for a while."""

@@ -5,6 +5,7 @@ import hmac
 from collections.abc import Sequence
 
 from dynctl.router.config import ApiKeyHash
+from dynctl.router.turns import CLASSES
 
 
 class Keys:
@@ -12,6 +13,8 @@ class Keys:
 
     def __init__(self, keys: Sequence[ApiKeyHash]) -> None:
         self._keys = tuple((key.name, key.sha256.lower().encode()) for key in keys)
+        self._tops = {key.name: level for key in keys if (level := CLASSES.index(key.priority))}
+        """Of keys that may not ask for every class."""
 
     @property
     def is_open(self) -> bool:
@@ -32,3 +35,7 @@ class Keys:
             if hmac.compare_digest(known, digest):
                 found = name
         return found if scheme.lower() == b"bearer" else None
+
+    def top(self, authorization: bytes | None) -> int:
+        """The level of the most urgent class a client may ask for."""
+        return self._tops.get(self.owner(authorization) or "", 0) if self._tops else 0
