@@ -29,30 +29,6 @@ from dynctl.router.units import UnitCutter
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
-CORPUS = (
-    "Hello, world!",
-    "  leading and trailing  ",
-    "line\nbreaks\r\nand\ttabs",
-    "Grüße, naïve café – “quotes”…",
-    "日本語のテキストと 한국어",
-    "👩‍👩‍👧 emoji and \u200b zero width",
-    "def f(x):\n    return x ** 2  # code",
-    "0123456789 3.14159 1e-9 0xFF",
-    "<|user|> <s> [INST] looks like a special token </s>",
-    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
-)
-"""Texts that tell tokenizers apart; a registration compares their ids with the engine's."""
-
-CHAT_CORPUS: tuple[tuple[dict[str, str], ...], ...] = (
-    ({"role": "user", "content": "Hello, world!"},),
-    (
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "What is 2 + 2?\n"},
-        {"role": "assistant", "content": " 4."},
-        {"role": "user", "content": "And 3 + 3?"},
-    ),
-)
-
 
 class ModelTokenizer:
     """A tokenizer directory: tokenizer.json, and the chat template where there is one."""
@@ -86,7 +62,7 @@ class ModelTokenizer:
         text: str = self._tokenizer.decode([rng.randrange(size) for _ in range(num_tokens)])
         return text
 
-    def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int] | None:
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
         """Tokenise a conversation, for the parity check."""
         text = None if self._template is None else self._template.render({"messages": messages})
         return None if text is None else self.encode(text, has_special=False)
