@@ -256,5 +256,9 @@ class Script:
 
 
 def prompt_text(messages: tuple[Message, ...]) -> str:
-    """Join messages into one prompt for the completions API."""
-    return "\n".join(content for _, content in messages)
+    """Join messages into one prompt for the completions API, each on a line of its own but for answers.
+
+    An answer stands right behind the prompt it continued, as it does in the cache of the engine that gave it.
+    """
+    lines = [text if role == "assistant" else f"\n{text}" for role, text in messages]
+    return "".join(lines).removeprefix("\n")

@@ -1,6 +1,7 @@
 """Whole runs against a server with exact delays. Bounds are one-sided where a busy machine could stretch times."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,11 @@ from dynctl.bench.report import make_report
 from dynctl.bench.run import Drive, Wish, learn_counting, other_traffic
 from dynctl.bench.workload import parse_workload
 from dynctl.errors import ConnectError, DynctlError, ExitCode, UsageError
+from dynctl.http1.server import serve
+from dynctl.sim.api.routes import Api
+from dynctl.sim.engine import SimEngine
+from dynctl.sim.options import MODEL_DIR, SimOptions
+from dynctl.sim.text import TextModel
 
 LEARNING = [""] * 5
 """The requests that learn the token counting; faults after them hit the run."""
@@ -138,6 +144,32 @@ def test_cached_tokens_reach_the_ideal_on_a_server_that_never_forgets(
     # The probes warm the server's cache a little before the run does.
     assert report.kv.cached_ratio == pytest.approx(report.kv.ideal_ratio, abs=0.05)
     assert report.kv.ideal_ratio > 0.4 or "synthetic" in spec
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_the_ideal_of_chats_is_what_an_engine_with_room_for_all_finds(api):
+    """Also where the answers are a part of the next prompt: all of what stands before them must be the same then."""
+
+    async def main():
+        engine = SimEngine(
+            SimOptions(prefill_us_per_token=1.0, prefill_base_ms=0.1, decode_ms=0.1),
+            TextModel(MODEL_DIR),
+        )
+        served = await serve(Api(engine).handle, host="127.0.0.1", port=0)
+        await engine.start()
+        try:
+            where = SimpleNamespace(url=f"http://127.0.0.1:{served.port}")
+            spec = "multiturn:chats=3,turns=4,system=40,isl=30,osl=50"
+            return await drive(where, spec, "concurrency:1", 2.0, api=api)
+        finally:
+            await engine.close()
+            await served.close(0)
+
+    report, records = asyncio.run(main())
+
+    assert max(r.turn for r in records) > 1
+    assert report.kv.ideal_ratio > 0.3
+    assert report.kv.cached_ratio == pytest.approx(report.kv.ideal_ratio, abs=0.01)
 
 
 def test_chats_resend_the_real_answers(with_server):

@@ -18,6 +18,14 @@ def script(spec, seed=1, count=COUNT):
     return Script(parse_workload(spec), count, seed)
 
 
+def test_an_answer_stands_right_behind_the_prompt_it_continued():
+    first = (("system", "be kind"), ("user", "hello there"))
+    later = (*first, ("assistant", " you too"), ("user", "and now"))
+
+    assert prompt_text(first) == "be kind\nhello there"
+    assert prompt_text(later) == prompt_text(first) + " you too" + "\nand now"
+
+
 def test_synthetic_prompts_have_the_length_asked_for_overhead_included():
     ask = script("synthetic:isl=100,osl=7").next()
 
