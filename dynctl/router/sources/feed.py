@@ -61,17 +61,12 @@ class KvFeed:
             self._index.clear(stream.source)
         if frame.removed:
             self._index.remove(stream.source, frame.removed)
-        num_hashes = len(frame.removed) + len(frame.stored)
-        self._num_since_break += num_hashes
-        if num_hashes > _SLICE:
+            self._num_since_break += len(frame.removed)
+        if len(frame.stored) > _SLICE:
             return self._store(stream, frame.stored, frame.seq)
-        # Small frames share a slice: a break costs more than to apply one of them.
         self._store_part(stream, frame.stored)
         stream.seq = frame.seq
-        if self._num_since_break < _SLICE:
-            return ()
-        self._num_since_break = 0
-        return (None,)
+        return (None,) if self._is_break_due() else ()
 
     def _beat(self, frame: Heartbeat) -> None:
         self._metrics.kv_frames.add("heartbeat")
@@ -110,11 +105,19 @@ class KvFeed:
     def _store(self, stream: "_Stream", hashes: Sequence[int], seq: int) -> Iterator[None]:
         for start in range(0, len(hashes), _SLICE):
             self._store_part(stream, hashes[start : start + _SLICE])
-            self._num_since_break = 0
-            yield
+            if self._is_break_due():
+                yield
         stream.seq = seq
 
     def _store_part(self, stream: "_Stream", hashes: Sequence[int]) -> None:
         # False: dropped meanwhile; the source's owner opens a new stream.
         if hashes and not self._index.store(stream.source, hashes):
             raise LostError("the engine was dropped")
+        self._num_since_break += len(hashes)
+
+    def _is_break_due(self) -> bool:
+        """Small frames share a slice: a break costs more than to apply one of them."""
+        if self._num_since_break < _SLICE:
+            return False
+        self._num_since_break = 0
+        return True
