@@ -20,9 +20,9 @@ _UNDER_WAY_RATIO, _UNDER_WAY_MORE = 1.5, 2.0
 _HALF = 0.5
 """A step that explains this much of the excess explains the skew."""
 _FEW = 20
-"""Requests that nothing drew anywhere; fewer say nothing."""
-_SLOW = 1.25
-"""Time of the same prefill, over the pool's median."""
+"""Requests that no cache drew anywhere, or prefills that were timed; fewer say nothing."""
+_SLOW, _SLOW_TIMED = 1.25, 1.5
+"""Time of the same prefill, over the pool's median: as learned, which is held to the fleet's, and as measured."""
 _SMALL = 0.8
 """KV memory, over the pool's median."""
 _FULL_MORE = 0.2
@@ -78,6 +78,8 @@ class Cause:
     holds: bool
     evidence: str
     remedy: str = ""
+    engine: str = ""
+    """That differs from the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +111,22 @@ def diagnose(pool: Pool) -> Diagnosis:
             spread.ratio / max(_EVEN, spread.chance),
         ),
     )
-    causes = (_policy(pool, policy, worst), _layout(pool.engines), _kv_memory(pool.engines))
-    verdict, step, remedy = _judge(worst, causes, policy)
+    layout, kv_memory = _layout(pool.engines), _kv_memory(pool.engines)
+    starved = _starved(pool, worst)
+    is_lame = starved is not None and any(
+        cause.holds and cause.engine == starved.engine for cause in (layout, kv_memory)
+    )
+    causes = (_policy(pool, policy, worst, starved if is_lame else None), layout, kv_memory)
+    verdict, step, remedy = _judge(worst, causes, policy, starved)
     return Diagnosis(verdict, step, remedy, pool.num_decisions, policy, spreads, causes)
 
 
-def _judge(worst: Spread, causes: tuple[Cause, ...], policy: str) -> tuple[str, str, str]:
+def _judge(
+    worst: Spread,
+    causes: tuple[Cause, ...],
+    policy: str,
+    starved: "_Starved | None",
+) -> tuple[str, str, str]:
     """The verdict, the step that explains it, and what to do."""
     if worst.is_even:
         return "even", "load is as even as it needs to be", ""
@@ -130,6 +142,10 @@ def _judge(worst: Spread, causes: tuple[Cause, ...], policy: str) -> tuple[str, 
             f"{excess}, though it is sent no more than others, and nothing learned of it says why"
         )
         return "engine", step, f"look at the engine: dynctl doctor; dynctl logs {worst.engine}"
+    if starved:
+        step = f"{excess}: {starved.text}, and nothing learned of it says why"
+        look = f"look at the engine: dynctl status; dynctl explain; dynctl logs {starved.engine}"
+        return "engine", step, look
     step = (
         f"{excess}, dealt out in turn it would be {worst.in_turn:.2f}, and no cache drew them there"
     )
@@ -169,8 +185,8 @@ def _spreads(pool: Pool) -> Iterable[Spread]:
 # The causes
 
 
-def _policy(pool: Pool, policy: str, worst: Spread) -> Cause:
-    """Whether caches drew the excess to the engine that has too much, and nothing else does."""
+def _policy(pool: Pool, policy: str, worst: Spread, starved: "_Starved | None") -> Cause:
+    """Whether caches drew the excess to the engine that has too much, and not only away from a lame one."""
     name = "routing policy"
     if worst.is_even:
         return Cause(name, False, "nothing to explain")
@@ -181,6 +197,8 @@ def _policy(pool: Pool, policy: str, worst: Spread) -> Cause:
             f"dealt out in turn {worst.name} would be {worst.in_turn:.2f} too, without any policy"
         )
         return Cause(name, False, text)
+    if starved:
+        return Cause(name, False, starved.text)
     position = MEASURES.index(worst.measure)
     amount = pool.engines[worst.engine].amounts[worst.measure]
     part = amount.fair / sum(e.amounts[worst.measure].fair for e in pool.engines.values())
@@ -209,6 +227,29 @@ def _policy(pool: Pool, policy: str, worst: Spread) -> Cause:
     return Cause(name, True, seen, _for_cache(policy, kind, key))
 
 
+@dataclass(frozen=True, slots=True)
+class _Starved:
+    """An engine whose lack is all there is to the others' excess."""
+
+    engine: str
+    text: str
+
+
+def _starved(pool: Pool, worst: Spread) -> _Starved | None:
+    amounts = {name: engine.amounts.get(worst.measure) for name, engine in pool.engines.items()}
+    known = {name: amount for name, amount in amounts.items() if amount and amount.fair}
+    if len(known) < 3:
+        return None
+    least = min(known, key=lambda name: known[name].actual / known[name].fair)
+    ratio = known[least].actual / known[least].fair
+    rest = [amount for name, amount in known.items() if name != least]
+    rest_ratio = worst.ratio * sum(a.fair for a in rest) / sum(a.actual for a in rest)
+    if ratio * _EVEN > 1.0 or rest_ratio > max(_EVEN, worst.chance):
+        return None
+    text = f"{least} has {ratio:.2f} times its share; the others beside each other are even ({rest_ratio:.2f})"
+    return _Starved(least, text)
+
+
 def _layout(engines: dict[str, Engine]) -> Cause:
     """Whether one engine takes longer for the same prefill."""
     name = "parallel layout"
@@ -218,12 +259,24 @@ def _layout(engines: dict[str, Engine]) -> Cause:
     }
     slowest, usual = max(took, key=lambda engine: took[engine]), median(_others(took))
     text = f"{slowest} computes {_TYPICAL_TOKENS} tokens in {took[slowest]:.1f} ms, the others in {usual:.1f}"
+    holds = len(took) > 1 and took[slowest] >= _SLOW * usual > 0.0
+    paces = {
+        engine: facts.took_ms / facts.usual_ms
+        for engine, facts in engines.items()
+        if facts.num_timed >= _FEW and facts.usual_ms
+    }
+    if not holds and len(paces) > 1:
+        longest, pace = max(paces, key=lambda engine: paces[engine]), median(_others(paces))
+        if paces[longest] >= _SLOW_TIMED * pace:
+            slowest, holds = longest, True
+            text = f"{slowest} takes {paces[slowest] / pace:.2f} times as long as the others for the same prefill"
     return Cause(
         name,
-        len(took) > 1 and took[slowest] >= _SLOW * usual > 0.0,
+        holds,
         text,
         f"give the pool's engines one layout (dynctl plan --why shows tp and islands); look for what slows {slowest}: "
         f"dynctl doctor, dynctl logs {slowest}; until then: dynctl drain {slowest}",
+        slowest,
     )
 
 
@@ -251,10 +304,10 @@ def _kv_memory(engines: dict[str, Engine]) -> Cause:
         text = (
             f"{smallest} has room for {sizes[smallest]:,} tokens, the others for {usual_size:,.0f}"
         )
-        return Cause(name, True, text, remedy.format("what else holds its GPU memory"))
+        return Cause(name, True, text, remedy.format("what else holds its GPU memory"), smallest)
     text = f"{fullest} was full at {full[fullest]:.0%} of looks, the others at {usual_full:.0%}"
     holds = len(full) > 1 and full[fullest] - usual_full >= _FULL_MORE
-    return Cause(name, holds, text, remedy.format("what takes it"))
+    return Cause(name, holds, text, remedy.format("what takes it"), fullest)
 
 
 # What to do

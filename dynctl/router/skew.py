@@ -61,6 +61,12 @@ class Engine:
     """Both as learned, at the last decision."""
     capacity_tokens: int = 0
     """Of KV memory; 0: not known."""
+    num_timed: int = 0
+    """First tokens of prompts that had no other prefill before them, …"""
+    took_ms: float = 0.0
+    """… how long these took in all, …"""
+    usual_ms: float = 0.0
+    """… and would take at the fleet's learned rates. An engine's own are held to those, so they tell less."""
 
     def join(self, other: "Engine") -> None:
         """Add another process's; what the engine is like, its own process knows."""
@@ -69,6 +75,9 @@ class Engine:
         self.num_looks += other.num_looks
         self.under_way += other.under_way
         self.num_full += other.num_full
+        self.num_timed += other.num_timed
+        self.took_ms += other.took_ms
+        self.usual_ms += other.usual_ms
 
 
 @dataclass(slots=True)
@@ -153,6 +162,8 @@ def _pool(decisions: list[Decision]) -> Pool:
                 for measure, amount in zip(MEASURES, sums, strict=True):
                     mine[measure].actual += amount
     _look(pool, decisions)
+    for decision in decisions:
+        _time(pool.engines[decision.engine], decision)
     return pool
 
 
@@ -205,6 +216,16 @@ def _look(pool: Pool, decisions: list[Decision]) -> None:
                 engine.prefill_base_ms = load.prefill_base_ms
                 engine.prefill_ms_per_token = load.prefill_ms_per_token
                 engine.capacity_tokens = load.capacity_tokens
+
+
+def _time(engine: Engine, decision: Decision) -> None:
+    """Take the time of a prefill that did not have to wait for another one."""
+    need, load = decision.need, decision.loads[decision.position]
+    if decision.ttft_ms is None or decision.leg == "decode" or load.free_at_s > need.now_s:
+        return
+    engine.num_timed += 1
+    engine.took_ms += decision.ttft_ms
+    engine.usual_ms += need.least_prefill_ms + _amounts(decision)[1] * need.ms_per_token
 
 
 def _known(pool: Pool, decision: Decision) -> Iterator[tuple[Engine, Load]]:

@@ -90,6 +90,37 @@ def test_a_slow_engine_that_load_steers_away_from_is_the_layouts_doing():
     assert "dynctl drain e3" in found.remedy
 
 
+def test_an_engine_that_takes_long_is_found_by_the_time_it_took_where_no_prefill_was_before_it():
+    decisions = [decision(i % 4) for i in range(200)]
+    for one in decisions:
+        is_slow = one.engine == "e3"
+        one.ttft_ms = 260.0 if is_slow else 105.0
+        one.loads = [now._replace(active_requests=9 * (now.engine == "e3")) for now in one.loads]
+    found = judged(decisions)
+    assert found.verdict == "layout"
+    assert "e3 takes 2.48 times as long as the others for the same prefill" in found.step
+
+    # Behind other prefills the same times say nothing of an engine.
+    for one in decisions:
+        one.loads = [now._replace(free_at_s=1.0) for now in one.loads]
+    assert judged(decisions).verdict == "engine"
+
+
+def test_an_engine_that_gets_little_for_no_known_reason_is_what_is_named():
+    found = judged([decision(i % 3) for i in range(600)])
+
+    assert (found.verdict, held(found)) == ("engine", set())
+    assert "e3 has 0.00 times its share; the others beside each other are even (1.00)" in found.step
+    assert "dynctl logs e3" in found.remedy
+
+
+def test_an_engine_without_what_all_others_hold_is_left_out_by_the_policy():
+    drawn = [decision(i % 3, overlaps=[500, 500, 500, 0], popularity=3.0) for i in range(600)]
+    found = judged(drawn)
+
+    assert (found.verdict, held(found)) == ("policy", {"routing policy"})
+
+
 def test_an_engine_with_fewer_blocks_that_lags_behind_is_its_memorys_doing():
     small = {"e2": {"capacity_tokens": 40_000, "active_requests": 9, "room_tokens": -5000.0}}
     found = judged([decision(i % 4, **small) for i in range(200)])
