@@ -315,9 +315,9 @@ def _kv_memory(engines: dict[str, Engine]) -> Cause:
 
 def _for_cache(policy: str, kind: str, key: str) -> str:
     if policy == "prefix":
-        less = f"{_try('kv')}, whose stickiness falls as an engine has more than its share"
+        less = f"take a policy that sticks the less, the more an engine has above its share: {_try('kv')}"
     else:
-        less = f"{_try('least_loaded')}, which does not stick to caches"
+        less = f"take a policy that does not stick to caches: {_try('least_loaded')}"
     if kind == PREFIX:
         return (
             f"let prompts of {key} differ earlier: put what tells tenants or lines of business apart before what they share; "
