@@ -2,11 +2,13 @@
 
 import asyncio
 import random
+import re
 from types import SimpleNamespace
 
 import pytest
 import zmq
 from router_bench import until
+from router_sims import Sim, generate, routed_sims
 
 from dynctl.cli.route import parse_engine
 from dynctl.core.deployment import EngineInfo, EngineState
@@ -225,3 +227,27 @@ def test_ranks_nobody_reads_and_batches_of_others_are_named():
     assert text.startswith("4 event batches")
     # A relay does not say whose it reads.
     assert events_fault(Evidence("e", num_ranks=0, num_stored_blocks=5)) is None
+
+
+def test_ranks_added_to_a_running_engine_are_noticed(run, short_dir):
+    async def main():
+        sim = Sim("e0", short_dir)
+        async with routed_sims(sim) as bench:
+            notes = bench.desk.probes.notes
+            assert (notes["e0"].num_ranks, notes["e0"].num_ranks_read) == (1, 1)
+            metrics = sim.engine.metrics
+            render = metrics.render
+
+            def of_two(*given):
+                text = render(*given)
+                (line,) = re.findall(rb"vllm:cache_config_info\{.*\n", text)
+                return text + line.replace(b'engine="0"', b'engine="1"')
+
+            metrics.render = of_two
+            await until(lambda: notes["e0"].num_ranks == 2)
+            for number in range(4):
+                await generate(bench, [number + 5] * 64, 4)
+            found = lambda: [(one.engine, one.cause) for one in bench.desk.probes.findings()]  # noqa: E731
+            await until(lambda: found() == [("e0", "ranks")])
+
+    run(main)

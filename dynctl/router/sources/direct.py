@@ -21,7 +21,7 @@ from dynctl.kv.reader import ReplaySlots
 from dynctl.router.config import EngineTarget, Settings
 from dynctl.router.prompt import Hashers
 from dynctl.router.sources.fleet import Fleet
-from dynctl.router.sources.layout import ask_layout
+from dynctl.router.sources.layout import ask_layout, read_layout
 from dynctl.router.sources.parity import check_parity
 from dynctl.router.sources.ranks import EngineEvents
 from dynctl.router.sources.route import Route, limits, parse_url
@@ -136,7 +136,10 @@ class DirectSource:
             answer = await self._route.fetch("GET", "/metrics", timeout_s=self._poll_s + 1.0)
             if answer.status != 200:
                 return
-            figures = read_figures(answer.body.decode("utf-8", "replace"))
+            text = answer.body.decode("utf-8", "replace")
+            figures = read_figures(text)
+            # Ranks may be added to a running engine.
+            self._fleet.notes_of(info.id).num_ranks = read_layout(text).num_ranks
         except (UpstreamError, ProbeError) as error:
             log.debug("the figures of %s: %s", clean(info.id), clean(str(error)))
             return

@@ -32,14 +32,22 @@ async def ask_layout(route: Route) -> CacheLayout:
     if answer.status != 200:
         return CacheLayout()
     try:
-        samples = parse(answer.body.decode("utf-8", "replace"), {_CACHE}).get(_CACHE, ())
+        return read_layout(answer.body.decode("utf-8", "replace"))
     except ProbeError:
         return CacheLayout()
+
+
+def read_layout(text: str) -> CacheLayout:
+    """Read it from metrics.
+
+    Raises:
+        ProbeError: when a line that matters cannot be understood.
+    """
+    samples = parse(text, {_CACHE}).get(_CACHE, ())
     labels = samples[0].labels if samples else {}
-    size = _number(labels, "block_size")
     caching = labels.get("enable_prefix_caching")
     return CacheLayout(
-        size,
+        _number(labels, "block_size"),
         sum([_capacity_tokens(sample.labels) for sample in samples]),
         None if caching is None else caching != "False",
         len({sample.labels.get("engine") for sample in samples}),
