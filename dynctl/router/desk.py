@@ -22,7 +22,7 @@ from dynctl.router.config import RouterConfig
 from dynctl.router.decisions import DecisionRing
 from dynctl.router.first_events import FirstEvents
 from dynctl.router.hits import HitBook
-from dynctl.router.metrics import Metrics, gauge
+from dynctl.router.metrics import Metrics, counter, gauge
 from dynctl.router.orders import deadline_s, level_of
 from dynctl.router.placement import Placement
 from dynctl.router.prefix_index import PrefixIndex
@@ -343,15 +343,22 @@ class Desk:
             ("cached",): float(self.hits.probe_cached_tokens),
         }
         yield from gauge("probe_tokens", "Tokens of own questions asked again.", probes, ("what",))
-        lengths: dict[tuple[str, ...], float] = {
-            (key,): round(tokens, 1) for key, tokens in self.workers.lengths.learned().items()
-        }
-        yield from gauge("expected_output_tokens", "Of an answer.", lengths, ("route_key",))
+        yield from self._by_route_key()
         found: dict[tuple[str, ...], float] = {
             (f.engine, f.cause): 1.0 for f in self.probes.findings()
         }
         yield from gauge("findings", "Broken preconditions.", found, ("engine", "cause"))
         yield from gauge("start_time_seconds", "Start, Unix time.", {(): self._started_unix_s})
+
+    def _by_route_key(self) -> Iterable[str]:
+        lengths: dict[tuple[str, ...], float] = {
+            (key,): round(tokens, 1) for key, tokens in self.workers.lengths.learned().items()
+        }
+        yield from gauge("expected_output_tokens", "Of an answer.", lengths, ("route_key",))
+        answers: dict[tuple[str, ...], float] = {
+            (key,): float(number) for key, number in self.workers.lengths.answers.items()
+        }
+        yield from counter("answers_total", "Whole answers.", answers, ("route_key",))
 
 
 def load_policy(name: str) -> Policy:

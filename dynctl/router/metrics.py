@@ -190,13 +190,25 @@ class Metrics:
         return histogram
 
 
-def gauge(
-    name: str, text: str, values: Mapping[tuple[str, ...], float], labels: tuple[str, ...] = ()
-) -> Iterable[str]:
+Values = Mapping[tuple[str, ...], float]
+
+
+def gauge(name: str, text: str, values: Values, labels: tuple[str, ...] = ()) -> Iterable[str]:
     """The exposition lines of a gauge, by the values of its labels."""
+    return _shown("gauge", name, text, values, labels)
+
+
+def counter(name: str, text: str, values: Values, labels: tuple[str, ...] = ()) -> Iterable[str]:
+    """The same of what is counted elsewhere."""
+    return _shown("counter", name, text, values, labels)
+
+
+def _shown(
+    kind: str, name: str, text: str, values: Values, labels: tuple[str, ...]
+) -> Iterable[str]:
     name = PREFIX + name
     yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} gauge"
+    yield f"# TYPE {name} {kind}"
     for key, value in values.items():
         yield f"{name}{_label_text(labels, key)} {_number(value)}"
 

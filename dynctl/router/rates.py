@@ -180,6 +180,10 @@ class Pressure:
         self.slope = max(slope, 0.0)
 
 
+OTHER_KINDS = "other"
+"""Stands for all kinds of requests after the first ones: a client may name any number of them."""
+
+
 class OutputLengths:
     """Expected output tokens by what kind of request it is (route key); an unknown kind is taken as the mean of all."""
 
@@ -190,6 +194,8 @@ class OutputLengths:
         """`start_tokens` is a guess until the first answers end."""
         self._all = Mean(start_tokens)
         self._by_key: dict[str, Mean] = {}
+        self.answers: dict[str, int] = {}
+        """How many were learned from, of the first kinds; the others together are `OTHER_KINDS`."""
 
     def expected(self, key: str, limit: int | None) -> int:
         """Tokens an answer is expected to have, never above the request's own limit."""
@@ -204,6 +210,9 @@ class OutputLengths:
     def learn(self, key: str, num_tokens: int) -> None:
         """Take an answer's length in."""
         self._all.learn(num_tokens)
+        answers = self.answers
+        kind = key if key in answers or len(answers) < self._MAX_SHOWN else OTHER_KINDS
+        answers[kind] = answers.get(kind, 0) + 1
         mean = self._by_key.get(key)
         if mean is None:
             if len(self._by_key) >= self._MAX_KEYS:

@@ -233,6 +233,7 @@ def test_served_names_stand_for_the_engines_own(run):
 
 
 LENGTHS = "dynctl_router_expected_output_tokens"
+ANSWERS = "dynctl_router_answers_total"
 
 
 def test_metrics_say_what_happened(run):
@@ -252,6 +253,13 @@ def test_metrics_say_what_happened(run):
             assert len(lengths) == 64, "clients cannot make any number of them"
             assert {one.labels["route_key"] for one in lengths} >= {"/v1/completions:16", 'a"b\\c'}
             assert {one.value for one in lengths} == {6.0}
+            answers = {
+                one.labels["route_key"]: one.value for one in parse(text, {ANSWERS})[ANSWERS]
+            }
+            assert len(answers) == 65
+            assert answers['a"b\\c'] == answers["kind 1"] == 1
+            assert sum(answers.values()) == 102
+            assert answers["other"] == 102 - 64 - (answers["/v1/completions:16"] - 1)
             sample = router_sample(text, "r", "d")
             assert sample.requests_total == 102
             assert sample.errors_total == 0
