@@ -48,7 +48,7 @@ class Spread:
     ratio: float
     """Over its fair share."""
     chance: float
-    """Below this, 19 times in 20, if every request went anywhere."""
+    """Below this, 19 times in 20, if every request went anywhere; of requests under way: what is not busy yet."""
     in_turn: float | None
     """The worst engine's, if the same requests were dealt out in turn; None: cannot be told."""
 

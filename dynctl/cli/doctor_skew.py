@@ -87,14 +87,14 @@ def _draw(title: str, diagnosis: "Diagnosis") -> None:
         f"{clean(title)}: {diagnosis.num_decisions} decisions, most by policy {clean(diagnosis.policy)}"
     )
     rows = [
-        [
-            s.name,
-            f"{s.ratio:.2f}",
-            s.engine,
-            f"{s.chance:.2f}",
-            "–" if s.in_turn is None else f"{s.in_turn:.2f}",
-        ]
-        for s in diagnosis.spreads
+        [spread.name, f"{spread.ratio:.2f}", spread.engine]
+        # A queue's length is no sum of chances.
+        + (
+            ["–", "–"]
+            if spread.in_turn is None
+            else [f"{spread.chance:.2f}", f"{spread.in_turn:.2f}"]
+        )
+        for spread in diagnosis.spreads
     ]
     heads = ("MOST", "CHANCE", "IN TURN")
     table(["LOAD", "MOST", "ENGINE", "CHANCE", "IN TURN"], rows, right=heads)
