@@ -281,6 +281,7 @@ def test_a_request_whose_deadline_passes_while_it_waits_is_told_and_never_sent(r
     run(main)
 
 
+@pytest.mark.source
 def test_who_comes_does_not_take_the_room_that_others_wait_for(run):
     async def main():
         engine = FakeEngine()
