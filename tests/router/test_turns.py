@@ -291,10 +291,11 @@ def test_who_comes_does_not_take_the_room_that_others_wait_for(run):
             worker = bench.desk.workers.get("e0")
             worker.slots = 2
             worker.changed()
-            pump, bench.desk.pump_soon = bench.desk.pump_soon, lambda: None
+            held = bench.desk._pump = bench.desk.loop.call_later(3600, lambda: None)
             tasks.append(ask(bench, "fresh"))
             await until(lambda: len(bench.desk.line) == 2)
-            bench.desk.pump_soon = pump
+            held.cancel()
+            bench.desk._pump = None
             bench.desk.pump_soon()
             await until(lambda: len(engine.requests) == 2)
             assert engine.requests[1]["prompt"] == "waiting"
