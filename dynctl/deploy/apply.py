@@ -377,7 +377,8 @@ async def _send_slice(
     for unit in status.units:
         before = was.get(unit.id)
         is_same = before is not None and before.incarnation == unit.incarnation
-        if is_same and (
+        # A restart would bring back what somebody drained; it reads its files when it is brought back.
+        if (is_same and not unit.is_held) and (
             unit.state is EngineState.FAILED or any(_reads(unit, path) for path in changed)
         ):
             await client.restart(unit.id)
