@@ -49,6 +49,8 @@ class Program(ABC):
     """TCP ports of this host that must be free before a start."""
     needs_internal_ports = False
     deadline_s: float
+    start_deadline_s: float | None = None
+    """Of that, what was wished for."""
     stop_limit_s: float
     now_signal = signal.SIGTERM
     """What tells it to end without a drain."""
@@ -105,6 +107,7 @@ class EngineProgram(Program):
         port = wish.side_channel_port if can.is_process and wish.kv_transfer else None
         self.listens_on = () if port is None else (port,)
         self.needs_internal_ports = can.needs_gpus and wish.internal_port is None
+        self.start_deadline_s = wish.start_deadline_s
         self.deadline_s = wish.start_deadline_s or can.start_deadline_s
         self.stop_limit_s = can.stop_limit_s
 

@@ -6,7 +6,7 @@ Pure.
 """
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -191,6 +191,11 @@ def decode(content: bytes, kind: type[T]) -> T:
 
 
 def spec_digest(wish: EngineWish | RouterUnit | RelayWish) -> str:
-    """Name a specification by its content, so that an unchanged one is never restarted."""
+    """Name a specification by its content, so that an unchanged one is never restarted.
+
+    How long a start may take is no part of it: nothing that runs depends on that.
+    """
+    if isinstance(wish, EngineWish):
+        wish = replace(wish, start_deadline_s=None)
     content = msgspec.json.encode(wish, order="deterministic")
     return hashlib.sha256(content).hexdigest()[:16]

@@ -34,6 +34,7 @@ def unit_status(unit: Unit) -> UnitStatus:
         beside=program.id if unit.is_aside else "",
         is_held=unit.is_held,
         seen=unit.seen,
+        start_deadline_s=unit.wanted.start_deadline_s,
     )
 
 

@@ -263,8 +263,10 @@ class Supervisor:
                 unit, bundle, self._host
             ):
                 handover.replace_process(self.units, unit, program, self._host)
-            elif not unit.is_held:
-                # Nothing happens to what runs; what had failed gets another chance.
+                continue
+            # Nothing happens to what runs; what had failed gets another chance.
+            unit.take_deadline(program)
+            if not unit.is_held:
                 unit.start()
         self._changed()
 

@@ -106,6 +106,23 @@ class Unit:
         else:
             self.restart()
 
+    def take_deadline(self, program: AnyProgram) -> None:
+        """Go on with a program of the same specification that may give a start another time."""
+        if program.start_deadline_s == self.wanted.start_deadline_s:
+            return
+        if self._next is not None:
+            self._next = program
+            return
+        self.program = program
+        if self.life.state is EngineState.STARTING and self._is_probed():
+            self._do(Action.PROBE)
+
+    def _is_probed(self) -> bool:
+        """Whether something runs that is neither dead nor being ended for a passed deadline."""
+        run = self.run
+        lives = run is not None and (run.identity is None or self._watched is not None)
+        return lives and self.life.overdue is None
+
     def hold(self) -> None:
         """Drain it and keep it down until a restart is asked for."""
         self.is_held = True

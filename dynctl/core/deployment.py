@@ -69,3 +69,5 @@ class UnitStatus:
     """Drained by a person, and kept down until that is undone."""
     seen: str = ""
     """What one that starts was last found to lack, one line; empty: nobody looked yet, or it is ready."""
+    start_deadline_s: float | None = None
+    """How long a start may take, as wished; None: the engine kind's own limit. No part of `spec_digest`."""

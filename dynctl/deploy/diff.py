@@ -57,27 +57,46 @@ def unit_changes(wish: HostSlice, state: HostState) -> list[tuple[str, bool]]:
     Router and relay follow the agent's code, handing their port over to a successor, which stops nothing. Engines keep
     the code they were started with: their cache is worth more.
     """
+    return [(text, disruptive) for _, text, disruptive in _changes(wish, state)]
+
+
+def undone(wish: HostSlice, state: HostState) -> list[str]:
+    """Say what is not as wished though nobody wants it so: what is drained changes once it has come to rest."""
+    held = {unit.id for unit in _running(state).values() if unit.is_held}
+    return [text for unit_id, text, _ in _changes(wish, state) if unit_id not in held]
+
+
+def _changes(wish: HostSlice, state: HostState) -> list[tuple[str, str, bool]]:
+    """Unit, change, and whether that stops something."""
     wanted, running = _wanted(wish), _running(state)
-    listens = {router.id: router.listen for router in wish.routers}
-    changes = [(f"+{unit_id}", False) for unit_id in wanted if unit_id not in running]
+    found = [(unit_id, f"+{unit_id}", False) for unit_id in wanted if unit_id not in running]
     for unit_id, digest in wanted.items():
-        unit = running.get(unit_id)
-        if unit is None:
-            continue
-        is_changed, is_outdated = unit.spec_digest != digest, unit.bundle != wish.bundle
-        if unit.is_held:
-            changes += [(f"~{unit_id} (changed; stays drained)", False)] if is_changed else []
-        elif _is_down(unit):
-            changes.append((f"~{unit_id} (was {unit.state.value})", True))
-        elif unit.kind == "engine":
-            changes += [(f"~{unit_id} (changed)", True)] if is_changed else []
-        elif is_changed or is_outdated:
-            stays = unit.kind == "router" and unit.url.endswith(f"//{listens[unit_id]}")
-            hands_over = stays or not is_changed
-            why = ("changed" if is_changed else "new code") + hands_over * "; hands its port over"
-            changes.append((f"~{unit_id} ({why})", not hands_over))
-    changes += [(f"-{unit_id}", True) for unit_id in running if unit_id not in wanted]
-    return changes
+        change = _change(running[unit_id], digest, wish) if unit_id in running else None
+        if change is not None:
+            found.append((unit_id, f"~{unit_id} ({change[0]})", change[1]))
+    found += [(unit_id, f"-{unit_id}", True) for unit_id in running if unit_id not in wanted]
+    return found
+
+
+def _change(unit: UnitStatus, digest: str, wish: HostSlice) -> tuple[str, bool] | None:
+    """What changes of a unit that is there, and whether that stops something."""
+    is_changed = unit.spec_digest != digest
+    if unit.is_held and is_changed:
+        return "changed; stays drained", False
+    if not unit.is_held and _is_down(unit):
+        return f"was {unit.state.value}", True
+    if unit.kind == "engine":
+        if is_changed:
+            return "changed", True
+        deadline_s = next(e.start_deadline_s for e in wish.engines if e.id == unit.id)
+        is_other = unit.start_deadline_s != deadline_s
+        return ("start deadline; stays as it is", False) if is_other else None
+    if unit.is_held or not (is_changed or unit.bundle != wish.bundle):
+        return None
+    stays = any(r.id == unit.id and unit.url.endswith(f"//{r.listen}") for r in wish.routers)
+    hands_over = stays or not is_changed
+    why = ("changed" if is_changed else "new code") + hands_over * "; hands its port over"
+    return why, not hands_over
 
 
 def new_units(wish: HostSlice, state: HostState) -> set[str]:

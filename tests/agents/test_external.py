@@ -47,10 +47,9 @@ def port(free_ports):
     return free_ports()
 
 
-def wish(port):
-    return EngineWish(
-        "ext-0", "chat", "aggregated", "external", "m", url=f"http://127.0.0.1:{port}"
-    )
+def wish(port, **fields):
+    url = f"http://127.0.0.1:{port}"
+    return EngineWish("ext-0", "chat", "aggregated", "external", "m", url=url, **fields)
 
 
 def test_adopted_server_is_ready_and_survives_shutdown(supervised, tools, server, port):
@@ -106,6 +105,25 @@ def test_next_supervisor_takes_it_over_under_the_same_incarnation(supervised, to
 
     supervised(first)
     supervised(second)
+
+
+def test_another_start_deadline_leaves_it_where_it_is(supervised, tools, server, port):
+    async def body(supervisor):
+        await supervisor.apply(tools.host_slice(wish(port)))
+        await tools.until(supervisor, lambda: "no answer" in supervisor.status.units[0].seen)
+        run = supervisor.units["ext-0"].run
+        await supervisor.apply(tools.host_slice(wish(port, start_deadline_s=3600), generation=2))
+        server(port)
+        await tools.until(supervisor, lambda: tools.state(supervisor, "ext-0") is S.READY)
+        assert supervisor.units["ext-0"].run.incarnation == run.incarnation
+
+        await supervisor.apply(tools.host_slice(wish(port, start_deadline_s=7200), generation=3))
+        assert tools.state(supervisor, "ext-0") is S.READY
+        assert supervisor.units["ext-0"].run.incarnation == run.incarnation
+        assert supervisor.status.units[0].start_deadline_s == 7200
+        await supervisor.shutdown(now=True)
+
+    supervised(body)
 
 
 def test_server_that_never_answers_is_named_by_its_url(supervised, tools, port):

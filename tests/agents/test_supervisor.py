@@ -157,7 +157,9 @@ def test_start_that_takes_too_long_is_ended_and_counted(supervised, engine, tool
     async def body(supervisor):
         flags = {"sleep-first": "600", "say": "loading weights"}
         for limit_s in (1.0, 10.0, 50.0):  # until it got as far as to its first line
-            await supervisor.apply(tools.host_slice(engine(start_deadline_s=limit_s, flags=flags)))
+            # Another specification each time: it is started anew.
+            wish = engine(start_deadline_s=limit_s, max_num_seqs=int(limit_s), flags=flags)
+            await supervisor.apply(tools.host_slice(wish))
             await tools.until(supervisor, lambda: tools.state(supervisor) is S.BACKOFF)
             (status,) = supervisor.status.units
             assert f"not ready within {limit_s:.3g}" in status.last_error
@@ -266,6 +268,59 @@ def test_changed_wish_restarts_that_engine_and_equal_wish_nothing(supervised, en
             ),
         )
         assert supervisor.relay_table[0].info.max_num_seqs == 3
+        await supervisor.shutdown(now=True)
+
+    supervised(body)
+
+
+def test_another_start_deadline_is_taken_on_and_what_runs_goes_on(supervised, engine, tools):
+    def deadlines(supervisor):
+        unit = supervisor.units["e0"]
+        return supervisor.status.units[0].start_deadline_s, unit.program.deadline_s
+
+    async def first(supervisor):
+        await supervisor.apply(tools.host_slice(engine()))
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
+        run = supervisor.units["e0"].run
+        wish = engine(start_deadline_s=4321.0)
+        assert spec_digest(wish) == spec_digest(engine())
+        assert spec_digest(wish) != spec_digest(engine("e1", start_deadline_s=4321.0))
+
+        await supervisor.apply(tools.host_slice(wish, generation=2))
+
+        assert tools.state(supervisor) is S.READY
+        assert supervisor.units["e0"].run == run
+        assert deadlines(supervisor) == (4321.0, 4321.0)
+
+    async def second(supervisor):
+        assert tools.state(supervisor) is S.READY
+        assert deadlines(supervisor) == (4321.0, 4321.0)
+        await supervisor.shutdown(now=True)
+
+    supervised(first)
+    supervised(second)
+
+
+def test_a_start_under_way_gets_the_new_deadline(supervised, engine, tools, tmp_path):
+    (hang := tmp_path / "hang").touch()
+
+    async def body(supervisor):
+        flags = {"hang-file": str(hang)}
+        await supervisor.apply(tools.host_slice(engine(start_deadline_s=3600, flags=flags)))
+        await tools.until(supervisor, lambda: supervisor.units["e0"].run is not None)
+        run = supervisor.units["e0"].run
+
+        shorter = engine(start_deadline_s=0.5, flags=flags)
+        await supervisor.apply(tools.host_slice(shorter, generation=2))
+        assert supervisor.units["e0"].run == run
+        await tools.until(
+            supervisor, lambda: "within 500 ms" in supervisor.status.units[0].last_error
+        )
+
+        longer = engine(start_deadline_s=3600, flags=flags)
+        await supervisor.apply(tools.host_slice(longer, generation=3))
+        hang.unlink()
+        await tools.until(supervisor, lambda: tools.state(supervisor) is S.READY)
         await supervisor.shutdown(now=True)
 
     supervised(body)

@@ -2,7 +2,7 @@ import dataclasses
 
 from dynctl.agents.protocol import RELAY_ID, AgentStatus, spec_digest
 from dynctl.core.deployment import EngineState, UnitStatus
-from dynctl.deploy.diff import diff, unit_changes
+from dynctl.deploy.diff import diff, undone, unit_changes
 from dynctl.deploy.slices import make_slices
 from dynctl.deploy.steps import HostGoal, HostState, StepKind
 
@@ -62,9 +62,9 @@ def test_a_drained_engine_is_left_down_and_only_told_of_a_changed_wish(plan, inv
         return dataclasses.replace(state, status=dataclasses.replace(state.status, units=units))
 
     assert unit_changes(slice_, held()) == []
-    assert ("~chat-decode-0 (changed; stays drained)", False) in unit_changes(
-        slice_, held(spec_digest="other")
-    )
+    changed = held(spec_digest="other")
+    assert ("~chat-decode-0 (changed; stays drained)", False) in unit_changes(slice_, changed)
+    assert undone(slice_, changed) == []
 
 
 def test_where_only_the_agent_died_units_are_said_to_be_taken_over(plan, inventory, ground):
@@ -103,6 +103,24 @@ def test_a_changed_engine_is_a_disruptive_restart_of_that_one_alone(plan, invent
     wish = dataclasses.replace(slice_, engines=(slice_.engines[0], changed))
 
     assert unit_changes(wish, as_wished(slice_)) == [("~chat-decode-0 (changed)", True)]
+
+
+def test_another_start_deadline_is_handed_on_and_stops_nothing(plan, inventory, ground):
+    slice_ = make_slices(plan, inventory, ground)["a"]
+    patient = dataclasses.replace(slice_.engines[1], start_deadline_s=7200.0)
+    wish = dataclasses.replace(slice_, engines=(slice_.engines[0], patient))
+
+    (step,) = diff({"a": goal(wish)}, {"a": as_wished(slice_)})
+    assert (step.kind, step.is_disruptive) == (StepKind.SLICE, False)
+    assert step.detail == "~chat-decode-0 (start deadline; stays as it is)"
+
+    state = as_wished(slice_)
+    units = tuple(
+        dataclasses.replace(u, start_deadline_s=7200.0) if u.id == patient.id else u
+        for u in state.status.units
+    )
+    taken = dataclasses.replace(state, status=dataclasses.replace(state.status, units=units))
+    assert diff({"a": goal(wish)}, {"a": taken}) == ()
 
 
 def test_an_engine_no_longer_wished_is_removed(plan, inventory, ground):
