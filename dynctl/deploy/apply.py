@@ -19,7 +19,7 @@ from dynctl.core.inventory import HostEntry, Inventory
 from dynctl.core.text import clean
 from dynctl.core.units import format_seconds
 from dynctl.deploy.bundle import Bundle, Target, make_bundle
-from dynctl.deploy.diff import unit_changes
+from dynctl.deploy.diff import undone
 from dynctl.deploy.goals import Goals
 from dynctl.deploy.launch import start_agent
 from dynctl.deploy.observe import PROGRAM_TIMEOUT_S, Seat, call
@@ -290,11 +290,11 @@ class _Rounds:
 def _refuse_unchanged(statuses: Mapping[str, AgentStatus], goals: Goals) -> None:
     """All runs: then what is not as wished has a successor that failed."""
     for name, status in statuses.items():
-        changes = unit_changes(goals.hosts[name].slice, HostState(name, status=status))
-        if changes:
+        left = undone(goals.hosts[name].slice, HostState(name, status=status))
+        if left:
             errors = [unit.last_error for unit in status.units if unit.last_error]
             raise DeployError(
-                f"{name}: {changes[0][0]}: {clean(errors[0], 300) if errors else 'not carried out'}",
+                f"{name}: {left[0]}: {clean(errors[0], 300) if errors else 'not carried out'}",
                 "what ran before goes on; dynctl logs shows why, then run dynctl up again",
                 code=ExitCode.GATE,
             )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynctl.agents.protocol import AgentStatus, EngineWish
+from dynctl.agents.protocol import AgentStatus, EngineWish, spec_digest
 from dynctl.core.deployment import EngineState, UnitStatus
 from dynctl.deploy import apply
 from dynctl.deploy.goals import Goals, HostGoal
@@ -130,6 +130,27 @@ def test_a_drained_engine_is_not_waited_for_but_told_of(monkeypatch, goals):
     told, _ = wait(monkeypatch, goals, agent)
 
     assert told == [("a", "e0", "stays drained; dynctl drain --undo e0 brings it back")]
+
+
+def test_a_drained_engine_that_has_not_come_to_rest_is_no_unfinished_change(goals):
+    def running(**change):
+        units = [
+            UnitStatus(wish.id, "engine", EngineState.READY, spec_digest=spec_digest(wish))
+            for wish in goal.engines
+        ]
+        units[-1] = replace(units[-1], **change)
+        facts = ("1", "prod", "b", 1, 1, "d1", "bundle1", "boot", 1, 0.0)
+        return {"b": AgentStatus(*facts, units=tuple(units))}
+
+    goal = replace(goals.hosts["b"].slice, relay=None)
+    wished = replace(goals, hosts={"b": replace(goals.hosts["b"], slice=goal)})
+    draining = {"spec_digest": "old", "state": EngineState.DRAINING}
+
+    apply._refuse_unchanged(running(), wished)
+    apply._refuse_unchanged(running(**draining, is_held=True), wished)
+    with pytest.raises(DeployError) as caught:
+        apply._refuse_unchanged(running(**draining), wished)
+    assert caught.value.exit_code is ExitCode.GATE
 
 
 def test_an_agent_that_cannot_do_all_of_its_work_is_told_of(monkeypatch, goals):
