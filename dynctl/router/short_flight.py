@@ -37,6 +37,9 @@ _Facts = tuple[int, int, int, float, float, float]
 _BUSY_FLIGHTS = 8
 """With fewer requests under way a first token leaves alone, before anything behind it is read; else in one write with that."""
 
+_NUM_ALONE = 2
+"""Events of a read looked at one by one for that token: a chat's first says the role. Further ones are read together."""
+
 _DECODE = frozenset(("decode",))
 _AGGREGATED = frozenset(("aggregated",))
 
@@ -134,6 +137,11 @@ def _less_loaded(loads: list[Load], luck: float) -> int:
         one.pending_prefill_tokens - other.pending_prefill_tokens
     )
     return int(difference > 0) if difference else int(luck * 2)
+
+
+def _tells(follower: StreamFollower) -> bool:
+    """Whether a stream has come to its first token, its end or a fault."""
+    return follower.num_token_events > 0 or follower.is_done or bool(follower.broken)
 
 
 class ShortFlight:
@@ -257,15 +265,18 @@ class ShortFlight:
 
     def _follow(self, follower: StreamFollower, data: bytes) -> None:
         """Send the client its first token, and leave the rest of the stream to a flight."""
-        end = data.find(b"\n\n") + 2 if len(self._desk.flights) < _BUSY_FLIGHTS else 0
-        end = end if end >= 2 else len(data)
-        out = follower.feed(data[:end])
-        rest = data[end:]
-        is_over = follower.is_done or bool(follower.broken)
-        if not follower.num_token_events and not is_over:
+        start, out = 0, b""
+        for _ in range(_NUM_ALONE if len(self._desk.flights) < _BUSY_FLIGHTS else 0):
+            end = data.find(b"\n\n", start) + 2
+            if end < 2 or _tells(follower):
+                break
+            out += follower.feed(data[start:end])
+            start = end
+        if not _tells(follower):
+            out += follower.feed(data[start:])
+            start = len(data)
+        if not _tells(follower):
             self._held += out
-            if rest:
-                self._follow(follower, rest)
             return
         if not follower.broken and follower.num_token_events:
             reply = self._reply = Reply(self._exchange, self._shown_id)
@@ -277,8 +288,8 @@ class ShortFlight:
             self._held = out = b""
         sink = self._go_on()
         sink.followed(follower, out)
-        if rest and not is_over:
-            sink.on_data(rest)
+        if start < len(data) and not follower.is_done and not follower.broken:
+            sink.on_data(data[start:])
 
     def _finish(self, body: bytes, answer: Answer) -> None:
         """Answer the client, then keep the books."""

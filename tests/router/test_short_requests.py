@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from router_bench import routed, until
+from router_bench import routed, text_of, until
 from router_fakes import FakeEngine
 
 from dynctl.router.short_flight import ShortFlight
@@ -115,6 +115,73 @@ def test_a_stream_read_in_any_pieces_is_the_same_and_counted_the_same(run, num_e
                 del found[2][name]
         assert short == full
         assert short[0] == 200
+
+    run(main)
+
+
+_QUIET = {
+    "comments": b": ping\n\n",
+    "roles": b'data: {"choices":[{"index":0,"delta":{"role":"assistant"}}]}\n\n',
+}
+
+
+@pytest.mark.parametrize("num_at_once", [1, 500, 5000])
+@pytest.mark.parametrize("kind", _QUIET)
+def test_any_number_of_events_may_come_before_the_first_token(run, kind, num_at_once):
+    quiet = _QUIET[kind] * 5000
+
+    async def outcome(limit):
+        engine = FakeEngine()
+
+        async def late(exchange, body, is_chat, fault, number):
+            held = _Held(exchange)
+            await FakeEngine._stream(engine, held, body, is_chat, fault, number)
+            exchange.start(200, [(b"content-type", b"text/event-stream")])
+            for start in range(0, len(quiet), step := len(_QUIET[kind]) * num_at_once):
+                piece = quiet[start : start + step]
+                exchange.write(
+                    piece + b"".join(held.pieces) if start + step >= len(quiet) else piece
+                )
+            exchange.finish()
+
+        engine._stream = late
+        async with routed(engine, settings={"short_request_chars": limit}) as bench:
+            answer = await bench.client.chat(stream=True)
+            assert (bench.desk.metrics.tokenized.value("short") == 1) is (limit > 0)
+            bench.assert_books_balance()
+            figured = figures(bench.desk)
+            return answer.status, answer.body, {n: figured[n] for n in figured if "block" not in n}
+
+    async def main():
+        short, full = await outcome(512), await outcome(0)
+        assert short[0] == 200
+        assert short[1].startswith(quiet)
+        assert text_of(short[1]) == " e00 e01 e02 e03 e04 e05"
+        assert short == full
+
+    run(main)
+
+
+@pytest.mark.parametrize("kind", _QUIET)
+def test_events_before_the_first_token_in_one_piece_are_held_back_whole(run, kind):
+    """A read may be as large as a socket gives: here the piece is surely one."""
+
+    async def main():
+        engine = FakeEngine(script=lambda body: "stall")
+        async with routed(engine) as bench:
+            task = asyncio.create_task(bench.client.complete(stream=True))
+            await until(lambda: short_ones(bench) == 1)
+            [short] = bench.desk.flights
+            await until(lambda: engine.num_running == 1)
+            quiet, token = _QUIET[kind] * 5000, engine.chunk(False, "a", "stop")
+            short.on_head(200, [])
+            short.on_data(quiet)
+            assert bench.desk.flights == {short}
+            short.on_data(quiet + token + b"data: [DONE]\n\n")
+            answer = await task
+
+            assert (answer.status, answer.body) == (200, quiet * 2 + token + b"data: [DONE]\n\n")
+            bench.assert_books_balance()
 
     run(main)
 
