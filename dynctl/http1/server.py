@@ -169,6 +169,10 @@ class Server:
             self._sweep_timer = self._loop.call_later(self._sweep_s, self._sweep)
         return len(self._connections) <= self.max_connections
 
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Call back once what runs now has ended."""
+        self._loop.call_soon(callback)
+
     def forget(self, connection: ServerConnection) -> None:
         """Note that a connection has ended."""
         self._connections.discard(connection)

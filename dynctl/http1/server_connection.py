@@ -165,10 +165,11 @@ class ServerConnection(asyncio.Protocol):
             self._phase = _CLOSED
             self.deadline_s = self.server.now_s() + self.server.limits.write_timeout_s
             self._transport.close()
-            return
-        self._phase = _HEAD
-        if not self._is_paused:
-            self._await_next()
+        elif self._pending and not self._is_taking:
+            # Not inside whoever answers: it keeps its books first, and the next request finds its room free.
+            self.server.soon(self._free)
+        else:
+            self._free()
 
     # The server tells…
 
@@ -204,6 +205,13 @@ class ServerConnection(asyncio.Protocol):
             self.close_idle()
 
     # Reading…
+
+    def _free(self) -> None:
+        """Take the next request, unless the connection has ended since the last answer."""
+        if self._phase == _BUSY:
+            self._phase = _HEAD
+            if not self._is_paused:
+                self._await_next()
 
     def _await_next(self) -> None:
         server = self.server

@@ -97,6 +97,8 @@ def serve_pieces(pieces: list[bytes]) -> list[tuple]:
         connection.connection_made(FakeTransport())
         for piece in pieces:
             connection.data_received(piece)
+        # What stands behind an answered request is taken in the next turn of the loop.
+        await asyncio.sleep(0)
         connection.connection_lost(None)
         await server.close(0)
         assert not server.num_rejected

@@ -68,6 +68,28 @@ def test_pipelined_requests_to_a_slow_handler_are_answered_in_order(run, server_
     run(main)
 
 
+def test_the_next_pipelined_request_is_not_taken_inside_the_answer_before_it(run, server_at, talk):
+    async def main():
+        loop, answering, depths = asyncio.get_running_loop(), [], []
+
+        def answer(exchange: Exchange) -> None:
+            answering.append(exchange)
+            exchange.respond(200, exchange.request.target)
+            answering.pop()
+
+        def later(exchange: Exchange) -> None:
+            depths.append(len(answering))
+            loop.call_soon(answer, exchange)
+
+        async with server_at(later) as server:
+            wire = b"".join(request(b"/%d" % i) for i in range(20)) + CLOSE
+            answers = await talk(server.port, wire)
+            assert bodies(answers)[:20] == [b"/%d" % i for i in range(20)]
+            assert depths == [0] * 21
+
+    run(main)
+
+
 def test_a_refused_request_ends_the_connection_and_later_ones_are_not_served(run, server_at, talk):
     async def main():
         async with server_at() as server:
