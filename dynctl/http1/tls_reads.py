@@ -7,8 +7,9 @@ IO: none of its own; transports call it.
 
 import asyncio
 
-_BUFFER = memoryview(bytearray(64 * 1024))
-"""Both layers call `buffer_updated` before anybody else is asked for a buffer."""
+_BUFFER = memoryview(bytearray(1024 * 1024))
+"""Both layers call `buffer_updated` before anybody else is asked for a buffer. When a peer closes, both read once more and
+then drop the rest, so it holds more than they take in at once (256 KiB, and one read of as much). Unused pages cost nothing."""
 
 
 class TlsReads(asyncio.BufferedProtocol):
@@ -23,7 +24,7 @@ class TlsReads(asyncio.BufferedProtocol):
         """Hand on."""
         self.protocol.connection_made(transport)
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - what is more comes with another read
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - it holds all there can be
         """Lend the buffer."""
         return _BUFFER
 

@@ -1,5 +1,6 @@
 import asyncio
 import datetime as dt
+import socket
 import ssl
 
 import pytest
@@ -115,11 +116,44 @@ def test_streams_at_once_over_tls_arrive_whole_and_unmixed(run, server_at, autho
             context = authority.client_context("router:r0")
             address = Address("127.0.0.1", server.port, ssl=context, server_hostname="host-a")
             pool = Upstream(address)
-            bodies = [bytes((65 + number,)) * (number * 70_001) for number in range(6)]
+            bodies = [bytes((65 + number,)) * (number * 250_001) for number in range(6)]
             answers = await asyncio.gather(*(pool.fetch("POST", "/", (), one) for one in bodies))
             for answer, body in zip(answers, bodies, strict=True):
                 assert answer.body == body + body
             await pool.close()
+
+    run(main)
+
+
+def test_an_answer_is_whole_though_its_server_closes_right_behind_it(run, authority):
+    """A server that shares nothing with ours: it waits for nobody."""
+    body = b"x" * 1_000_000
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+    context = authority.server_context("host-a")
+    times = 20
+
+    def answer_and_close(listener: socket.socket) -> None:
+        for _ in range(times):
+            plain, _ = listener.accept()
+            with context.wrap_socket(plain, server_side=True) as taken:
+                taken.recv(65_536)
+                taken.sendall(answer % (len(body), body))
+                taken.shutdown(socket.SHUT_WR)
+
+    async def main():
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.settimeout(60)
+            served = asyncio.ensure_future(asyncio.to_thread(answer_and_close, listener))
+            address = Address(
+                *listener.getsockname(),
+                ssl=authority.client_context("router:r0"),
+                server_hostname="host-a",
+            )
+            for _ in range(times):
+                pool = Upstream(address)
+                assert (await pool.fetch("GET", "/", timeout_s=60)).body == body
+                await pool.close()
+            await served
 
     run(main)
 
