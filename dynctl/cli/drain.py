@@ -6,7 +6,7 @@ import typer
 
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, Yes
 from dynctl.cli.output import Stage, confirm, progress, say, unasked, wait_for
-from dynctl.cli.session import load
+from dynctl.cli.session import load, raise_host_failures
 from dynctl.core.inventory import Inventory
 
 
@@ -41,7 +41,14 @@ def command(
 async def _drain(
     wanted: Inventory, names: list[str], stage: Stage, *, undo: bool, yes: bool
 ) -> None:
-    from dynctl.deploy.drain import bring_back, choose, drain, what_stays
+    from dynctl.deploy.drain import (
+        bring_back,
+        choose,
+        drain,
+        start_deadlines_s,
+        unreached,
+        what_stays,
+    )
     from dynctl.deploy.reach import NotHereError, reach_agents
     from dynctl.errors import DynctlError
     from dynctl.remote.fleet import open_fleet
@@ -51,26 +58,36 @@ async def _drain(
         reach_agents(wanted, fleet) as found,
     ):
         clients = {n: c for n, c in found.items() if not isinstance(c, DynctlError)}
-        errors = [error for error in found.values() if isinstance(error, DynctlError)]
+        errors = {n: error for n, error in found.items() if isinstance(error, DynctlError)}
+        missing = unreached(found, names)
         if not clients:
-            raise errors[0]
-        for error in errors:
-            if not isinstance(error, NotHereError):
-                say(f"note: {error.message}")
+            raise next(iter(errors.values()))
+        silent = [n for n, error in errors.items() if not isinstance(error, NotHereError)]
+        for name in silent:
+            say(f"note: {errors[name].message}")
         statuses = {name: await client.status() for name, client in clients.items()}
-        meant = choose(statuses, names)
+        meant = choose(statuses, names, silent)
         chosen = [each for each in meant if (each.unit.is_held if undo else not each.is_drained)]
+        what = "brought back" if undo else "drained"
+        results: dict[str, DynctlError | None] = {each.host_name: None for each in meant}
+        results |= missing
         if not chosen:
-            ids = ", ".join(each.unit.id for each in meant)
-            say(f"{'not' if undo else 'already'} drained: {ids}")
+            if meant:
+                ids = ", ".join(each.unit.id for each in meant)
+                say(f"{'not' if undo else 'already'} drained: {ids}")
+            raise_host_failures(results, what)
             return
         units = ", ".join(each.unit.id for each in chosen)
-        stage.if_interrupted = f"interrupted; agents go on with {units}: dynctl status"
+        if_under_way = f"interrupted; agents go on with {units}: dynctl status"
         if undo:
-            await bring_back(clients, chosen, progress)
-            return
-        for line in what_stays(statuses, chosen):
-            say(line)
-        await confirm(f"drain {units}?", yes=yes)
-        await drain(clients, chosen, progress)
-        say(f"to undo it: {unasked()} --undo")
+            stage.if_interrupted = if_under_way
+            deadlines_s = start_deadlines_s(wanted)
+            results |= await bring_back(clients, chosen, progress, deadlines_s)
+        else:
+            for line in what_stays(statuses, chosen):
+                say(line)
+            await confirm(f"drain {units}?", yes=yes)
+            stage.if_interrupted = if_under_way
+            results |= await drain(clients, chosen, progress)
+            say(f"to undo it: {unasked()} --undo")
+        raise_host_failures(results, what)

@@ -2,24 +2,26 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from dynctl import registry
 from dynctl.agents.client import AgentClient
 from dynctl.agents.protocol import AgentStatus
 from dynctl.core.deployment import EngineState, UnitStatus
+from dynctl.core.inventory import Inventory
 from dynctl.core.text import clean
 from dynctl.core.units import format_seconds
+from dynctl.deploy.apply import READY_TIMEOUT_S, _Rounds
+from dynctl.deploy.reach import NotHereError
 from dynctl.deploy.steps import Tell
-from dynctl.errors import DeployError, ExitCode, UsageError
+from dynctl.errors import DeployError, DynctlError, ExitCode, UsageError
 from dynctl.inventory.problems import suggest
 
 POLL_S = 0.25
 DRAIN_TIMEOUT_S = 400.0
 """Requests may take two minutes to end, an engine half a minute to stop."""
-RETURN_TIMEOUT_S = 1800.0
-"""Weights are loaded anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,32 @@ class Chosen:
         return self.unit.is_held and self.unit.state is EngineState.STOPPED
 
 
-def choose(statuses: Mapping[str, AgentStatus], names: Sequence[str]) -> list[Chosen]:
+def unreached(
+    found: Mapping[str, AgentClient | DynctlError], names: Sequence[str]
+) -> dict[str, DynctlError]:
+    """The hosts that globs mean and that cannot be asked, with why; not those on which nothing of the cluster runs.
+
+    Raises:
+        DynctlError: when such a host is meant by its own name.
+    """
+    lost = {name: error for name, error in found.items() if isinstance(error, DynctlError)}
+    for name in names:
+        if name in lost:
+            raise lost[name]
+    return {
+        host_name: error
+        for host_name, error in lost.items()
+        if not isinstance(error, NotHereError)
+        and any(fnmatchcase(host_name, name) for name in names)
+    }
+
+
+def choose(
+    statuses: Mapping[str, AgentStatus], names: Sequence[str], silent: Sequence[str] = ()
+) -> list[Chosen]:
     """The engines that are meant by their own or their hosts' names, or globs of either.
+
+    `silent` are the hosts that cannot be asked: a glob may mean one of them alone.
 
     Raises:
         UsageError: when a name means none.
@@ -49,11 +75,16 @@ def choose(statuses: Mapping[str, AgentStatus], names: Sequence[str]) -> list[Ch
     ]
     known = [*(each.unit.id for each in engines), *statuses]
     for name in names:
-        if not any(_is_meant(each, name) for each in engines):
-            raise UsageError(
-                f"no engine, and no host with one, is called {clean(name)}",
-                suggest(name, known) or "dynctl status lists them",
-            )
+        if any(_is_meant(each, name) for each in engines):
+            continue
+        if any(fnmatchcase(host_name, name) for host_name in silent):
+            continue
+        # The nearest name would be another engine's: the one that is meant may be where nobody answers.
+        hint = f"it may be on {', '.join(silent)}, not reached now" if silent else ""
+        raise UsageError(
+            f"no engine, and no host with one, is called {clean(name)}",
+            hint or suggest(name, known) or "dynctl status lists them",
+        )
     return [each for each in engines if any(_is_meant(each, name) for name in names)]
 
 
@@ -65,39 +96,99 @@ def what_stays(statuses: Mapping[str, AgentStatus], leaving: Sequence[Chosen]) -
     """Say per deployment and role how many ready engines go on without those that leave."""
     gone = {each.unit.id for each in leaving}
     engines = [u for status in statuses.values() for u in status.units if u.kind == "engine"]
+    stay = [u for u in engines if u.state is EngineState.READY and u.id not in gone]
+    generating = {u.deployment for u in stay if u.role != "prefill"}
     kinds = {(u.deployment, u.role): None for u in engines if u.id in gone}
     for deployment, role in kinds:
-        alike = [u for u in engines if (u.deployment, u.role) == (deployment, role)]
-        stay = [u for u in alike if u.state is EngineState.READY and u.id not in gone]
+        num_all = sum((u.deployment, u.role) == (deployment, role) for u in engines)
+        num_stay = sum((u.deployment, u.role) == (deployment, role) for u in stay)
         what = deployment if role == "aggregated" else f"{deployment} {role}"
-        if stay:
-            yield f"{what}: {len(stay)} of {len(alike)} engines go on"
+        if num_stay:
+            yield f"{what}: {num_stay} of {num_all} engines go on"
+        elif deployment in generating:
+            yield f"{what}: no ready engine is left, decode engines will compute prompts themselves"
         else:
             yield f"{what}: no ready engine is left, new requests will be refused"
 
 
-async def drain(clients: Mapping[str, AgentClient], chosen: Sequence[Chosen], tell: Tell) -> None:
+async def drain(
+    clients: Mapping[str, AgentClient], chosen: Sequence[Chosen], tell: Tell
+) -> dict[str, DynctlError]:
     """Take engines out of service: no new requests, those under way end, then they stop and stay down.
 
+    Returns why hosts could not be told to; what others were told is waited for.
+
     Raises:
-        DeployError: exit 6 when one does not stop.
+        DeployError: exit 6 when one does not stop, 3 when an agent is lost meanwhile.
     """
-    for each in chosen:
-        await clients[each.host_name].drain(each.unit.id)
-    await _wait(clients, chosen, EngineState.STOPPED, tell, DRAIN_TIMEOUT_S)
+    told, failures = await _each(
+        chosen, lambda each: clients[each.host_name].drain(each.unit.id), tell
+    )
+    limits_s = {each.unit.id: DRAIN_TIMEOUT_S for each in told}
+    await _wait(clients, told, EngineState.STOPPED, tell, limits_s)
+    return failures
 
 
 async def bring_back(
-    clients: Mapping[str, AgentClient], chosen: Sequence[Chosen], tell: Tell
-) -> None:
-    """Start engines again that were drained.
+    clients: Mapping[str, AgentClient],
+    chosen: Sequence[Chosen],
+    tell: Tell,
+    deadlines_s: Mapping[str, float],
+) -> dict[str, DynctlError]:
+    """Start engines again that were drained; `deadlines_s` says how long a start may take, by deployment.
+
+    Returns why hosts could not be told to; what others were told is waited for.
 
     Raises:
-        DeployError: exit 6 when one does not become ready.
+        DeployError: exit 6 when one does not become ready, 3 when an agent is lost meanwhile.
     """
+    told, failures = await _each(
+        chosen, lambda each: clients[each.host_name].restart(each.unit.id), tell
+    )
+    limits_s = {
+        each.unit.id: max(READY_TIMEOUT_S, deadlines_s.get(each.unit.deployment, 0.0))
+        for each in told
+    }
+    await _wait(clients, told, EngineState.READY, tell, limits_s)
+    return failures
+
+
+def start_deadlines_s(wanted: Inventory) -> dict[str, float]:
+    """How long a start may take, by deployment: as the inventory says, else as the kind of engine does."""
+    return {
+        each.name: each.engine.start_deadline_s
+        or registry.load(
+            "dynctl.agents.engines", each.engine.kind, "ENGINE"
+        ).capabilities.start_deadline_s
+        for each in wanted.deployments
+    }
+
+
+async def _each(
+    chosen: Sequence[Chosen], order: Callable[[Chosen], Awaitable[object]], tell: Tell
+) -> tuple[list[Chosen], dict[str, DynctlError]]:
+    """Give the order for each engine; return those whose agents took it, and why hosts failed.
+
+    A host that fails is told at once, gets no more orders and does not hold up the others.
+    """
+    told: list[Chosen] = []
+    failures: dict[str, DynctlError] = {}
     for each in chosen:
-        await clients[each.host_name].restart(each.unit.id)
-    await _wait(clients, chosen, EngineState.READY, tell, RETURN_TIMEOUT_S)
+        if each.host_name in failures:
+            continue
+        try:
+            await order(each)
+        except DynctlError as error:
+            is_part = any(other.host_name == each.host_name for other in told)
+            tell(each.host_name, each.unit.id, f"FAILED  {error.message}")
+            failures[each.host_name] = DynctlError(
+                f"{each.host_name}: {each.unit.id}: {error.message}",
+                error.hint,
+                code=ExitCode.PARTIAL if is_part else error.exit_code,
+            )
+        else:
+            told.append(each)
+    return told, failures
 
 
 async def _wait(
@@ -105,29 +196,31 @@ async def _wait(
     chosen: Sequence[Chosen],
     wanted: EngineState,
     tell: Tell,
-    limit_s: float,
+    limits_s: Mapping[str, float],
 ) -> None:
     """Tell each change of state until all are as wanted."""
-    deadline_s = time.monotonic() + limit_s
+    started_s = time.monotonic()
     told = {each.unit.id: each.unit.state for each in chosen}
-    names = {each.host_name for each in chosen}
+    rounds = _Rounds({each.host_name: clients[each.host_name] for each in chosen}, tell)
     while True:
-        left = []
-        for name in sorted(names):
-            for unit in (await clients[name].status()).units:
-                if unit.id not in told:
-                    continue
-                if unit.state is not told[unit.id]:
-                    tell(name, unit.id, unit.state.value)
-                    told[unit.id] = unit.state
-                if unit.state is not wanted:
-                    left.append(f"{name}: {unit.id} is {unit.state.value}{_why(unit)}")
-                if unit.state is EngineState.FAILED:
-                    raise _not(wanted, left[-1:])
+        units = {u.id: u for status in (await rounds.ask()).values() for u in status.units}
+        left: dict[str, str] = {}
+        for name, unit_id in ((each.host_name, each.unit.id) for each in chosen):
+            unit = units.get(unit_id)
+            if unit is None:
+                raise _not(wanted, [f"{name}: {unit_id} is no longer there"])
+            if unit.state is not told[unit_id]:
+                tell(name, unit_id, unit.state.value)
+                told[unit_id] = unit.state
+            if unit.state is not wanted:
+                left[unit_id] = f"{name}: {unit_id} is {unit.state.value}{_why(unit)}"
+            if unit.state is EngineState.FAILED:
+                raise _not(wanted, [left[unit_id]])
         if not left:
             return
-        if time.monotonic() > deadline_s:
-            raise _not(wanted, left, f" after {format_seconds(limit_s)}")
+        passed_s = time.monotonic() - started_s
+        if any(passed_s > limits_s[unit_id] for unit_id in left):
+            raise _not(wanted, list(left.values()), f" after {format_seconds(passed_s)}")
         await asyncio.sleep(POLL_S)
 
 
