@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dynctl.cli.options import Output
-from dynctl.cli.output import emit, emit_json, table, wait_for
-from dynctl.cli.routers import ask_deployments, ask_socket
+from dynctl.cli.output import emit, emit_json, table
+from dynctl.cli.routers import ask_routers
 from dynctl.core.text import clean
 
 if TYPE_CHECKING:
@@ -22,19 +22,15 @@ def show_skew(inventory: Path, admin_socket: Path | None, output: Output, *, loc
     """Ask the routers, judge each pool of their engines and show it.
 
     Raises:
-        DynctlError: when no router answers, or none has decided anything yet.
+        DynctlError: when no router answers, or none has decided anything yet; exit 3 when some host could not be asked.
         Exit: with 6, when some pool is loaded unevenly.
     """
     from dynctl.errors import DynctlError, ExitCode
 
-    if admin_socket is not None:
-        answers = {str(admin_socket): wait_for(ask_socket(str(admin_socket), _TARGETS))}
-    else:
-        from dynctl.cli.session import load
-
-        answers = wait_for(ask_deployments(load(inventory, local=local), _TARGETS))
-    found = _judged({router: sums for router, (sums,) in answers.items()})
+    answers = ask_routers(admin_socket, inventory, _TARGETS, local=local)
+    found = _judged({router: sums for router, (sums,) in answers.by_router.items()})
     if not any(found.values()):
+        answers.raise_failures("answered")
         raise DynctlError(
             "no router has decided anything yet", "send it requests, or run dynctl bench"
         )
@@ -44,6 +40,7 @@ def show_skew(inventory: Path, admin_socket: Path | None, output: Output, *, loc
         for router, pools in found.items():
             for name, diagnosis in pools.items():
                 _draw(f"{router}, prefill engines" if name == "prefill" else router, diagnosis)
+    answers.raise_failures("answered")
     if any(d.verdict != "even" for pools in found.values() for d in pools.values()):
         raise typer.Exit(int(ExitCode.GATE))
 

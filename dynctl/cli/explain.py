@@ -1,14 +1,20 @@
 """`dynctl explain`: why a request went where it went, and where the hits of all requests went. IO: ssh, sockets, terminal."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, Output, OutputOption
-from dynctl.cli.output import emit, emit_json, table, wait_for
-from dynctl.cli.routers import ask_deployments, ask_socket
+from dynctl.cli.options import (
+    DEFAULT_INVENTORY,
+    AdminSocket,
+    InventoryPath,
+    Local,
+    Output,
+    OutputOption,
+)
+from dynctl.cli.output import emit, emit_json, say, table
+from dynctl.cli.routers import ask_routers
 from dynctl.core.text import clean
 
 _LAST = "last"
@@ -25,10 +31,7 @@ def command(
     ] = _LAST,
     inventory: InventoryPath = DEFAULT_INVENTORY,
     local: Local = False,
-    admin_socket: Annotated[
-        Path | None,
-        typer.Option("--admin-socket", help="Of a router that `dynctl route` runs here."),
-    ] = None,
+    admin_socket: AdminSocket = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Say why a request went where it went: every candidate, what was expected and what came of it.
@@ -44,17 +47,16 @@ def command(
     from dynctl.errors import DynctlError
 
     targets = _HIT_TARGETS if request == _HITS else (_target(request),)
-    if admin_socket is not None:
-        answers = {str(admin_socket): wait_for(ask_socket(str(admin_socket), targets))}
-    else:
-        from dynctl.cli.session import load
-
-        answers = wait_for(ask_deployments(load(inventory, local=local), targets))
+    answers = ask_routers(admin_socket, inventory, targets, local=local)
     if request == _HITS:
-        _show_hits(answers, output)
+        _show_hits(answers.by_router, output)
+        answers.raise_failures("answered")
         return
-    decisions = _of_one_request([d for (found,) in answers.values() for d in found])
+    decisions = _of_one_request([d for (found,) in answers.by_router.values() for d in found])
     if not decisions:
+        if any(answers.by_host.values()):
+            say(f"no router that answers remembers request {clean(request)}")
+        answers.raise_failures("answered")
         raise DynctlError(
             f"no router remembers request {request}",
             "ids are in the answer's X-Request-Id; the last 10,000 decisions are kept",
@@ -64,6 +66,7 @@ def command(
     else:
         for decision in decisions:
             _show(decision)
+    answers.raise_failures("answered")
 
 
 def _target(request: str) -> str:

@@ -33,6 +33,9 @@ Local = Annotated[
 OutputOption = Annotated[
     Output, typer.Option("-o", "--output", help="table for people, json for programs.")
 ]
+AdminSocket = Annotated[
+    Path | None, typer.Option("--admin-socket", help="Of a router that `dynctl route` runs here.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Limit = Annotated[
     str | None,

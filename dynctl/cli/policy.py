@@ -1,14 +1,20 @@
 """`dynctl policy`: show or change the policy of running routers, and let another one follow on trial. IO: ssh, sockets, terminal."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
-from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, Output, OutputOption
+from dynctl.cli.options import (
+    DEFAULT_INVENTORY,
+    AdminSocket,
+    InventoryPath,
+    Local,
+    Output,
+    OutputOption,
+)
 from dynctl.cli.output import emit_json, say, table, wait_for
-from dynctl.cli.routers import ask_deployments, ask_socket
+from dynctl.cli.routers import Answers, ask_deployments, ask_socket
 from dynctl.errors import UsageError
 
 _TARGETS = ("/policy", "/shadow")
@@ -31,10 +37,7 @@ def command(
     ] = None,
     inventory: InventoryPath = DEFAULT_INVENTORY,
     local: Local = False,
-    admin_socket: Annotated[
-        Path | None,
-        typer.Option("--admin-socket", help="Of a router that `dynctl route` runs here."),
-    ] = None,
+    admin_socket: AdminSocket = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show how running routers choose engines, or change it at once: no request is dropped or waits.
@@ -56,17 +59,14 @@ def command(
     changes = [f"/policy?name={name}"] if name is not None else []
     if shadow is not None or no_shadow:
         changes.append(f"/shadow?policy={shadow or ''}")
-
-    def ask(targets: Sequence[str], method: str) -> Mapping[str, list[Any]]:
-        if admin_socket is not None:
-            path = str(admin_socket)
-            return {path: wait_for(ask_socket(path, targets, method))}
-        wanted = load(inventory, local=local)
-        return wait_for(ask_deployments(wanted, targets, method, deployment))
-
-    if changes:
-        ask(changes, "POST")
-    _show(ask(_TARGETS, "GET"), output)
+    if admin_socket is not None:
+        path = str(admin_socket)
+        answers = Answers({path: wait_for(ask_socket(path, _TARGETS, changes))})
+    else:
+        cluster = load(inventory, local=local)
+        answers = wait_for(ask_deployments(cluster, _TARGETS, changes, deployment))
+    _show(answers.by_router, output)
+    answers.raise_failures("changed" if changes else "answered")
 
 
 def _check(name: str | None) -> None:

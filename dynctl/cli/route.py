@@ -75,7 +75,8 @@ WorkersOption = Annotated[
 AdminOption = Annotated[
     Path | None,
     typer.Option(
-        "--admin-socket", help="Unix socket that explain and policy ask by the same flag."
+        "--admin-socket",
+        help="Unix socket that explain, policy and doctor skew ask by the same flag.",
     ),
 ]
 
