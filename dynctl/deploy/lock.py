@@ -21,7 +21,7 @@ RENEW_S = 15.0
 
 Answer = dict[str, object]
 Ask = Callable[[str, Iterable[str]], Awaitable[Mapping[str, Answer | DynctlError]]]
-"""Sends one action (`take`, `renew`, `release`) to some hosts."""
+"""Sends one action (`take`, `renew`, `release`, or `raise` to the highest number held) to some hosts."""
 
 
 @asynccontextmanager
@@ -31,7 +31,9 @@ async def hold_locks(
     """Hold the lock of every one of some hosts for the time of the block; gives each one's fencing number.
 
     The first by name is taken before the others: two who want all hosts meet there, and one of them goes on. Who wants
-    only some looks nowhere else. A host that cannot be asked has its error: what is done there next meets it as well.
+    only some looks nowhere else. Hosts count on their own, so all are raised to the highest number among them: it is
+    the same on every host, and higher than any its agent was sent before. A host that could not be asked has its error
+    instead: somebody else may hold its lock, so nothing may be changed there.
 
     Raises:
         DynctlError: exit 5 when somebody else holds one; names who, from where and since when.
@@ -45,32 +47,41 @@ async def hold_locks(
         "operation": operation,
     }
 
+    held: dict[str, int | DynctlError] = {}
+
     async def ask(action: str, names: Iterable[str]) -> Mapping[str, Answer | DynctlError]:
+        fence = _highest(held)
+
         async def one(entry: HostEntry, remote: Remote) -> Answer:
             seat = seats[entry.name]
-            wish = {"root": seat.place.root, "action": action, "owner": owner}
+            wish = {"root": seat.place.root, "action": action, "owner": owner, "fence": fence}
             answer: Answer = await call(remote, seat.python, "lock", wish, PROGRAM_TIMEOUT_S)
             return answer
 
         return await fleet.map(one, names)
 
-    held: dict[str, int | DynctlError] = {}
-    names, asked = sorted(seats), []
+    names = sorted(seats)
+    asked: list[str] = []
+    # Asking a silent host takes as long as a lock lasts: those there are must be renewed meanwhile.
+    renewal = asyncio.create_task(_renew(ask, asked), name="locks")
     try:
         for some in (names[:1], names[1:]):
             asked += some
             for name, answer in (await ask("take", some)).items():
                 held[name] = _taken(name, answer)
-        renewal = asyncio.create_task(_renew(ask, names), name="locks")
-        try:
-            yield held
-        finally:
-            renewal.cancel()
-            await asyncio.wait([renewal])
+        highest = _highest(held)
+        behind = [name for name, had in held.items() if isinstance(had, int) and had < highest]
+        for name, answer in (await ask("raise", behind)).items():
+            held[name] = _raised(name, answer, highest)
+        yield held
     finally:
-        # Also what was being taken when we were interrupted: others' locks stay. A host that is gone, or whose
-        # directory `down` removed, has none to give back; one that cannot be reached lets it expire.
-        await asyncio.shield(ask("release", asked))
+        renewal.cancel()
+        try:
+            await asyncio.wait([renewal])
+        finally:
+            # Also what was being taken when we were interrupted: others' locks stay. A host that is gone, or whose
+            # directory `down` removed, has none to give back; one that cannot be reached lets it expire.
+            await asyncio.shield(ask("release", asked))
 
 
 def _taken(name: str, answer: Answer | DynctlError) -> int | DynctlError:
@@ -79,6 +90,22 @@ def _taken(name: str, answer: Answer | DynctlError) -> int | DynctlError:
     fence = answer.get("fence")
     if not isinstance(fence, int):
         raise _held(answer, name)
+    return fence
+
+
+def _highest(held: Mapping[str, int | DynctlError]) -> int:
+    return max((fence for fence in held.values() if isinstance(fence, int)), default=0)
+
+
+def _raised(name: str, answer: Answer | DynctlError, fence: int) -> int | DynctlError:
+    if isinstance(answer, DynctlError):
+        return answer
+    if "lost" in answer:
+        raise DynctlError(
+            f"{name}: the lock was lost while those of other hosts were taken",
+            "nothing was changed; look at `dynctl status` and start again",
+            code=ExitCode.LOCKED,
+        )
     return fence
 
 

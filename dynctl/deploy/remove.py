@@ -35,6 +35,7 @@ async def take_down(
     """Leave nothing of this cluster on the hosts; a host that cannot be cleared maps to the reason.
 
     `heeds_lock`: nothing is cleared while somebody else changes one of these hosts, and nobody else begins to meanwhile.
+    A host whose lock could not be asked is left as it is.
 
     Raises:
         DynctlError: exit 5 when somebody else does.
@@ -47,8 +48,9 @@ async def take_down(
 
     found = await fleet.map(find, hosts)
     seats = {name: left[0] for name, left in found.items() if isinstance(left, tuple)}
-    async with hold_locks(fleet, seats, "dynctl down"):
-        return await _clear(inventory, fleet, tell, hosts, found, now=now)
+    async with hold_locks(fleet, seats, "dynctl down") as held:
+        unlocked = {name: error for name, error in held.items() if isinstance(error, DynctlError)}
+        return await _clear(inventory, fleet, tell, hosts, {**found, **unlocked}, now=now)
 
 
 async def _clear(

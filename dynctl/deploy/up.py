@@ -91,15 +91,17 @@ async def change(comparison: Comparison) -> dict[str, AgentStatus]:
     """Take the steps, every host locked, and wait until all is ready.
 
     Raises:
-        DynctlError: exit 5 when somebody else holds the lock, 3 on partial failure, 6 when a unit stays unready.
+        DynctlError: exit 5 when somebody else holds a lock; a host's own error when its lock could not be asked; 3 on partial failure, 6 when a unit stays unready.
     """
     work = comparison.work
     names = {*work.goals.hosts, *(step.host_name for step in comparison.steps)}
     seats = {name: work.seats[name] for name in names}
     async with hold_locks(work.fleet, seats, "dynctl up") as held:
-        fence = held[min(work.goals.hosts)]
-        if isinstance(fence, DynctlError):
-            raise fence
+        for fence in held.values():
+            if isinstance(fence, DynctlError):
+                raise fence  # nothing was changed, and nothing may be without all locks
+        # The locks gave the same number on every host, so that each agent gets its own host's.
+        [fence] = {fence for fence in held.values() if isinstance(fence, int)}
         return await apply(work, comparison.steps, fence)
 
 

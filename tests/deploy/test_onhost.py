@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 
 import msgspec
+import pytest
 
-from dynctl.deploy.onhost import program
+from dynctl.deploy.onhost import lock, program
 from dynctl.deploy.onhost.launch import is_alive
 
 
@@ -162,6 +163,52 @@ def test_lock_is_held_by_one_and_its_fence_grows(tmp_path):
     assert first == {"fence": 1}
     assert second["held_by"]["user"] == "ana"
     assert third == {"fence": 2}
+
+
+@pytest.mark.parametrize("counted", ["", "\0", "12x"])
+def test_a_count_that_cannot_be_read_is_begun_again_above_what_the_agent_was_sent(
+    tmp_path, counted
+):
+    (tmp_path / "launch.json").write_text("{}")
+    (tmp_path / "fence").write_text(counted)
+    assert call("lock", root=str(tmp_path), action="take", owner=owner("t1")) == {"fence": 1}
+    call("lock", root=str(tmp_path), action="release", owner=owner("t1"))
+
+    (tmp_path / "fence").write_text(counted)
+    (tmp_path / "slice.json").write_text('{"fence": 6}')
+    assert call("lock", root=str(tmp_path), action="take", owner=owner("t2")) == {"fence": 7}
+
+
+@pytest.mark.parametrize("slice_", ["", "[]", "{}", '{"fence": "6"}', '{"fence": 2}'])
+def test_the_count_goes_on_whatever_the_agents_slice_says_below_it(tmp_path, slice_):
+    (tmp_path / "fence").write_text("3")
+    (tmp_path / "slice.json").write_text(slice_)
+
+    assert call("lock", root=str(tmp_path), action="take", owner=owner("t1")) == {"fence": 4}
+
+
+def test_the_count_is_never_half_written(tmp_path):
+    lock.keep_fence(tmp_path, 1)
+    os.link(tmp_path / "fence", tmp_path / "before")
+    lock.keep_fence(tmp_path, 2)
+
+    # It was replaced, not written over: at no time was there an empty one under the name.
+    assert (tmp_path / "before").read_text() == "1"
+    assert (tmp_path / "fence").read_text() == "2"
+
+
+def test_only_the_holder_raises_the_count_and_never_lowers_it(tmp_path):
+    (tmp_path / "launch.json").write_text("{}")
+
+    def ask(action, token, fence=0):
+        return call("lock", root=str(tmp_path), action=action, owner=owner(token), fence=fence)
+
+    assert ask("take", "t1") == {"fence": 1}
+    assert ask("raise", "t2", 50) == {"lost": True}
+    assert ask("raise", "t1", 9) == {"ok": True}
+    assert ask("raise", "t1", 4) == {"ok": True}
+    ask("release", "t1")
+    assert ask("take", "t3") == {"fence": 10}
 
 
 def test_a_lock_nobody_renewed_is_taken_over(tmp_path):

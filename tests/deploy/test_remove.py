@@ -4,16 +4,20 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
+from dynctl.agents.protocol import HostSlice
+from dynctl.agents.supervisor import Supervisor
 from dynctl.core.inventory import HostEntry, Inventory
-from dynctl.deploy import remove
+from dynctl.deploy import lock, remove, up
 from dynctl.deploy.lock import hold_locks
-from dynctl.deploy.observe import Seat
+from dynctl.deploy.observe import Seat, call
 from dynctl.deploy.onhost import lock as onhost_lock
 from dynctl.deploy.places import Place
-from dynctl.errors import ConnectError, DynctlError, ExitCode
+from dynctl.errors import ConnectError, DynctlError, ExitCode, UnknownOutcomeError
 from dynctl.remote.fleet import Fleet
 from dynctl.remote.local import LocalRemote
 
@@ -144,7 +148,11 @@ def hold(hosts, *names):
     )
 
 
-def test_up_holds_the_lock_of_every_host_it_changes_and_counts_on_the_first(hosts):
+def test_up_holds_the_lock_of_every_host_it_changes_and_counts_on_from_the_highest(hosts):
+    for name, number in {"a": 2, "b": 5}.items():
+        hosts.put(name)
+        (hosts.root(name) / "fence").write_text(str(number))
+
     async def main():
         async with hold(hosts, "b", "a") as held:
             with pytest.raises(DynctlError, match="a: the cluster is locked by dynctl up"):
@@ -153,7 +161,7 @@ def test_up_holds_the_lock_of_every_host_it_changes_and_counts_on_the_first(host
             assert holder_of(hosts.root("c")) is None
             return held, [holder_of(hosts.root(name)) for name in "ab"]
 
-    assert asyncio.run(main()) == ({"a": 1, "b": 1}, ["dynctl up", "dynctl up"])
+    assert asyncio.run(main()) == ({"a": 6, "b": 6}, ["dynctl up", "dynctl up"])
     assert [holder_of(hosts.root(name)) for name in "abc"] == [None, None, None]
 
 
@@ -177,3 +185,136 @@ def test_a_host_that_cannot_be_locked_is_told_by_its_error(hosts):
             return held
 
     assert asyncio.run(main()) == {"a": 1, "b": gone}
+
+
+def answer_lock(hosts, monkeypatch, name, action, instead):
+    """Do something else when one host is asked to do something with its lock."""
+
+    async def call_or_not(remote, python, program, wish, timeout_s):
+        if (remote.name, wish["action"]) == (name, action):
+            instead()
+        return await call(remote, python, program, wish, timeout_s)
+
+    monkeypatch.setattr(lock, "call", call_or_not)
+
+
+def no_answer():
+    raise UnknownOutcomeError("b: not done within 60 s")
+
+
+def test_a_host_whose_lock_could_not_be_asked_is_not_cleared_unless_locks_are_overridden(
+    hosts, monkeypatch
+):
+    for name in "abc":
+        hosts.put(name)
+    onhost_lock.take(hosts.root("b") / "lock", UP)
+    answer_lock(hosts, monkeypatch, "b", "take", no_answer)
+
+    results = hosts.down()
+
+    assert isinstance(results.pop("b"), UnknownOutcomeError)
+    assert results == {"a": None, "c": None}
+    assert sorted(hosts.stopped) == ["a", "c"]
+    assert holder_of(hosts.root("b")) == "dynctl up"
+    assert hosts.down("b", heeds_lock=False) == {"b": None}
+
+
+def test_the_first_lock_is_renewed_while_the_others_are_still_asked_for(hosts, monkeypatch):
+    monkeypatch.setattr(lock, "RENEW_S", 0.01)
+
+    async def main():
+        renewed = asyncio.Event()
+
+        async def call_slowly(remote, python, program, wish, timeout_s):
+            if (remote.name, wish["action"]) == ("b", "take"):
+                await asyncio.wait_for(renewed.wait(), 60)
+            answer = await call(remote, python, program, wish, timeout_s)
+            if (remote.name, wish["action"], answer) == ("a", "renew", {"ok": True}):
+                renewed.set()
+            return answer
+
+        monkeypatch.setattr(lock, "call", call_slowly)
+        async with hold(hosts, "a", "b") as held:
+            return dict(held)
+
+    assert asyncio.run(main()) == {"a": 1, "b": 1}
+
+
+def test_who_lost_a_lock_while_others_were_taken_changes_nothing(hosts, monkeypatch):
+    hosts.put("b")
+    (hosts.root("b") / "fence").write_text("5")
+    other = hosts.root("a") / "lock" / "holder.json"
+    answer_lock(hosts, monkeypatch, "a", "raise", lambda: other.write_text(json.dumps(UP)))
+
+    async def main():
+        async with hold(hosts, "a", "b"):
+            raise AssertionError("it went on")
+
+    with pytest.raises(DynctlError, match="a: the lock was lost") as lost:
+        asyncio.run(main())
+    assert lost.value.exit_code is ExitCode.LOCKED
+    assert json.loads(other.read_text()) == UP
+    assert holder_of(hosts.root("b")) is None
+
+
+class Ups:
+    """`up` on hosts whose agents check and keep what they are sent, as real ones do, and start nothing."""
+
+    def __init__(self, hosts):
+        self.hosts = hosts
+        self.sent = []
+
+    async def apply(self, work, steps, fence):
+        for name in work.goals.hosts:
+            path = self.hosts.root(name) / "slice.json"
+            agent = SimpleNamespace(
+                _is_ending=False,
+                slice=msgspec.json.decode(path.read_bytes(), type=HostSlice)
+                if path.exists()
+                else None,
+            )
+            wanted = HostSlice("c", name, len(self.sent), fence)
+            Supervisor._check_order(agent, wanted)
+            path.write_bytes(msgspec.json.encode(wanted))
+        self.sent.append(fence)
+
+    def run(self, *names):
+        hosts = self.hosts
+        fleet = Fleet(hosts.inventory.hosts, hosts.remotes)
+        goals = SimpleNamespace(hosts=dict.fromkeys(names))
+        work = SimpleNamespace(fleet=fleet, seats=seats(hosts, *names), goals=goals)
+        asyncio.run(up.change(up.Comparison(work, ())))
+        return self.sent[-1]
+
+
+@pytest.fixture
+def ups(hosts, monkeypatch):
+    made = Ups(hosts)
+    monkeypatch.setattr(up, "apply", made.apply)
+    return made
+
+
+def test_no_agent_takes_a_lawful_operator_for_one_that_was_overtaken(hosts, ups):
+    assert [ups.run("a"), ups.run("a"), ups.run("a", "b")] == [1, 2, 3]
+    hosts.down("a")
+    assert ups.run("a", "b") == 4  # a counts from the beginning, b does not
+    assert ups.run("b") == 5  # a left the plan
+
+
+def test_an_agent_that_was_sent_the_number_of_another_host_is_sent_a_higher_one(hosts, ups):
+    hosts.put("b")
+    (hosts.root("b") / "fence").write_text("2")
+    wanted = HostSlice("c", "b", 0, 6)
+    (hosts.root("b") / "slice.json").write_bytes(msgspec.json.encode(wanted))
+
+    assert ups.run("a", "b") == 7
+
+
+def test_up_changes_nothing_where_one_lock_could_not_be_asked(hosts, ups, monkeypatch):
+    answer_lock(hosts, monkeypatch, "b", "take", no_answer)
+
+    with pytest.raises(UnknownOutcomeError, match="b: not done"):
+        ups.run("a", "b", "c")
+
+    assert ups.sent == []
+    assert [holder_of(hosts.root(name)) for name in "ac"] == [None, None]

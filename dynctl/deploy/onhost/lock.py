@@ -1,4 +1,4 @@
-"""The cluster's lock: one directory on one host, renewed by its holder, counted by a fencing number.
+"""The cluster's lock on one host: a directory, renewed by its holder, counted by a fencing number.
 
 A holder that stops renewing loses the lock after TTL_S by this host's own clock; agents refuse what it sends later.
 Runs on the host, standard library only. IO: files.
@@ -50,11 +50,40 @@ def take(lock: Path, owner: dict[str, str]) -> dict[str, object]:
             stale.rmdir()
             continue
         (lock / "holder.json").write_text(json.dumps(owner))
-        counter = lock.parent / "fence"
-        fence = int(counter.read_text()) + 1 if counter.exists() else 1
-        counter.write_text(str(fence))
+        fence = 1 + last_fence(lock.parent)
+        keep_fence(lock.parent, fence)
         return {"fence": fence}
     return {"held_by": {}, "age_s": 0.0}
+
+
+def last_fence(root: Path) -> int:
+    """Return the highest number given here: the counter's or, where an agent was sent a higher one, the agent's.
+
+    What cannot be read counts as 0: a lock that cannot be taken any more would be worse.
+    """
+    try:
+        counted = int((root / "fence").read_text())
+    except (OSError, ValueError):
+        counted = 0
+    try:
+        sent = json.loads((root / "slice.json").read_text())["fence"]
+    except (OSError, ValueError, LookupError, TypeError):
+        sent = 0
+    return max(counted, sent if isinstance(sent, int) else 0)
+
+
+def keep_fence(root: Path, fence: int) -> None:
+    """Write the counter down, all of it or nothing."""
+    new = root / "fence.new"
+    new.write_text(str(fence))
+    new.replace(root / "fence")
+
+
+def raise_fence(lock: Path, token: str, fence: int) -> bool:
+    """Let the holder count on from a higher number, which another host gave it; False: the lock is lost."""
+    keep_fence(lock.parent, max(fence, last_fence(lock.parent)))
+    # Who takes the lock after this look reads what was written before it.
+    return is_mine(lock, token)
 
 
 def release(lock: Path) -> None:
@@ -76,18 +105,21 @@ def is_mine(lock: Path, token: str) -> bool:
 
 
 def main() -> None:
-    """Take, renew or release."""
+    """Take, raise, renew or release."""
     wish = json.loads(sys.argv[1])
     lock = Path(wish["root"]) / "lock"
     answer: dict[str, object] = {}
     if wish["action"] == "take":
         answer = take(lock, wish["owner"])
     elif is_mine(lock, wish["owner"]["token"]):
+        is_held = True
         if wish["action"] == "renew":
             os.utime(lock / "holder.json")
+        elif wish["action"] == "raise":
+            is_held = raise_fence(lock, wish["owner"]["token"], wish["fence"])
         else:
             release(lock)
-        answer = {"ok": True}
+        answer = {"ok": True} if is_held else {"lost": True}
     else:
         answer = {"lost": True}
     print(json.dumps(answer))
