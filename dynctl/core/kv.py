@@ -21,6 +21,10 @@ STORAGE: Final = 2
 """… and whatever else an engine loads from: disks, other machines."""
 
 
+NO_GROUP: Final = -1
+"""The group of an event that names none, of a medium slower than the device: not every connector knows of groups."""
+
+
 def medium_of(name: str | None) -> int:
     """Read the medium of an event.
 
@@ -51,7 +55,7 @@ class BlockStored(msgspec.Struct, frozen=True, gc=False):
     """Per block: None, or the keys that separate it from equal tokens (LoRA name, cache salt, image hashes)."""
     medium: str | None = None
     group_idx: int = 0
-    """Which group of layers, in models that mix attention kinds."""
+    """Which group of layers, in models that mix attention kinds; `NO_GROUP`: it does not say."""
     spec_kind: str | None = None
     """What kind of layers those are, in the engine's words; None: it does not say."""
 
@@ -76,10 +80,14 @@ windows, chunks and states, which keep a part of it, and encoders."""
 def is_of_prefix(event: BlockStored) -> bool:
     """Tell whether blocks stand for a prefix being held: those of one group of layers that keep all of it do.
 
-    Where the engine does not say what kind of layers a group has, the first group does.
+    Where the engine does not say what kind of layers a group has, the first group does; so may an event without one.
     """
     kind = event.spec_kind
-    return event.group_idx == 0 if kind in (None, "unknown") else kind in WHOLE_PREFIX_KINDS
+    return (
+        event.group_idx in (0, NO_GROUP)
+        if kind in (None, "unknown")
+        else kind in WHOLE_PREFIX_KINDS
+    )
 
 
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared

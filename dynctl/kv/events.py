@@ -13,6 +13,7 @@ import msgspec
 
 from dynctl.core.kv import (
     DEVICE,
+    NO_GROUP,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -183,7 +184,7 @@ def _to_core(event: _Stored | _Removed | _Cleared) -> KvEvent:
     if isinstance(event, _Stored):
         return _stored(event)
     if isinstance(event, _Removed):
-        return BlockRemoved(_handles(event.block_hashes), event.medium, event.group_idx or 0)
+        return BlockRemoved(_handles(event.block_hashes), event.medium, _group_of(event))
     return AllBlocksCleared()
 
 
@@ -209,9 +210,17 @@ def _stored(event: _Stored) -> BlockStored:
         event.lora_name,
         None if extra_keys is None else tuple(extra_keys),
         event.medium,
-        event.group_idx or 0,
+        _group_of(event),
         event.kv_cache_spec_kind,
     )
+
+
+def _group_of(event: _Stored | _Removed) -> int:
+    """Take the group an event names; older engines, which name none, have one on the device."""
+    group = event.group_idx
+    if group is None:
+        return 0 if medium_of(event.medium) == DEVICE else NO_GROUP
+    return group
 
 
 def _handles(values: Sequence[int | bytes]) -> tuple[EngineBlockHash, ...]:
@@ -241,12 +250,16 @@ def _from_core(event: KvEvent) -> _Stored | _Removed | _Cleared:
             event.medium,
             event.lora_name,
             None if extra_keys is None else _key_lists(extra_keys),
-            event.group_idx,
+            _named(event.group_idx),
             event.spec_kind,
         )
     if isinstance(event, BlockRemoved):
-        return _Removed(list(event.block_hashes), event.medium, event.group_idx)
+        return _Removed(list(event.block_hashes), event.medium, _named(event.group_idx))
     return _Cleared()
+
+
+def _named(group: int) -> int | None:
+    return None if group == NO_GROUP else group
 
 
 def _key_lists(extra_keys: tuple[object, ...]) -> list[list[Any] | None]:

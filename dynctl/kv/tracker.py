@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dynctl.core.kv import (
     DEVICE,
+    NO_GROUP,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -80,8 +81,8 @@ class BlockTracker:
         self._has_cleared = False
         self._slower: dict[int, SlowerBlocks] = {}
         """By medium; only those the engine has told of."""
-        self._group = -1
-        """The group of layers whose blocks are held here; -1: none of the device has come yet."""
+        self._group = -2
+        """The group of layers whose blocks are held here; -2: none of the device has come yet, 0 is taken of slower media."""
         self.counts = TrackerCounts()
 
     def __len__(self) -> int:
@@ -175,10 +176,17 @@ class BlockTracker:
 
     def _takes_group(self, event: BlockStored) -> bool:
         """Decide, with the device's first event of layers that keep a whole prefix, that theirs is the group to follow."""
-        if self._group >= 0 or not is_of_prefix(event):
+        group, is_known = event.group_idx, self._group >= 0
+        is_on_device = medium_of(event.medium) == DEVICE
+        if not is_of_prefix(event) or (is_on_device and is_known):
             return False
-        if medium_of(event.medium) == DEVICE:
-            self._group = event.group_idx
+        if not is_on_device:
+            return group == NO_GROUP or (group == 0 and not is_known)
+        self._group = group
+        if group:
+            # What was taken in was of other layers, and its removal would not be heard.
+            for slower in self._slower.values():
+                slower.clear()
         return True
 
     def _append(self, event: BlockStored) -> bool:
@@ -382,11 +390,11 @@ class BlockTracker:
         return below
 
     def _remove(self, event: BlockRemoved) -> None:
-        group = event.group_idx
-        if group != self._group and (group or self._group > 0):
+        group, medium = event.group_idx, medium_of(event.medium)
+        is_named = medium == DEVICE or group != NO_GROUP
+        if is_named and group != self._group and (group or self._group > 0):
             self.counts.num_other_group += 1
             return
-        medium = medium_of(event.medium)
         if medium != DEVICE:
             self._medium(medium).remove(event)
             return
@@ -422,10 +430,9 @@ class BlockTracker:
         return True
 
     def _medium(self, medium: int) -> SlowerBlocks:
-        found = self._slower.get(medium)
-        if found is None:
-            found = self._slower[medium] = SlowerBlocks(self._hasher, self._runs)
-        return found
+        if medium not in self._slower:
+            self._slower[medium] = SlowerBlocks(self._hasher, self._runs)
+        return self._slower[medium]
 
     def _clear(self) -> None:
         for slower in self._slower.values():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.core.kv import AllBlocksCleared, BlockRemoved, BlockStored
+from dynctl.core.kv import NO_GROUP, AllBlocksCleared, BlockRemoved, BlockStored
 from dynctl.kv.events import MAX_PAYLOAD_BYTES, EventBatch, EventError, decode, encode
 
 pack = msgspec.msgpack.encode
@@ -56,6 +56,18 @@ def test_p40_the_kind_of_layers_is_read_in_both_forms():
     for event in (STORED | of_group, [*positional, "sliding_window"]):
         (read,) = decode(pack([1.5, [event], None])).events
         assert (read.group_idx, read.spec_kind) == (1, "sliding_window")
+
+
+@pytest.mark.parametrize(
+    ("medium", "absent"), [(None, 0), ("GPU", 0), ("CPU", NO_GROUP), ("STORAGE", NO_GROUP)]
+)
+def test_p40_no_group_is_the_first_on_the_device_and_none_elsewhere(medium, absent):
+    taken = {"type": "BlockRemoved", "block_hashes": [7], "medium": medium}
+    for event in (STORED | {"medium": medium}, taken):
+        groups = ({}, {"group_idx": None}, {"group_idx": 0}, {"group_idx": 2})
+        batch = decode(pack([1.5, [event | group for group in groups], None]))
+        assert [read.group_idx for read in batch.events] == [absent, absent, 0, 2]
+        assert decode(encode(batch)) == batch
 
 
 def test_k14_the_oldest_positional_form_lacks_medium_and_lora_name():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynctl.core.kv import HOST, STORAGE, AllBlocksCleared, BlockRemoved, BlockStored
+from dynctl.core.kv import HOST, NO_GROUP, STORAGE, AllBlocksCleared, BlockRemoved, BlockStored
 from dynctl.kv import slower
 from dynctl.kv.events import EventBatch, EventError, decode, encode
 from dynctl.kv.hashing import BlockHasher, namespace
@@ -73,6 +73,52 @@ def test_the_device_knows_salts_that_the_description_leaves_out(stored):
     first = told(tracker, [salted, stored([1, 2], medium="CPU")])
 
     assert first == {HOST: (hashes(range(4), 2, namespace(keys=("tenant",))), set(), False)}
+
+
+def whole(stored, *handles):
+    """Blocks on the device whose group is not the first."""
+    return stored(handles, group_idx=1, spec_kind="full_attention")
+
+
+def test_what_is_told_before_the_devices_group_is_known_does_not_outlive_that_it_is_another(stored):
+    tracker = BlockTracker(HASHER)
+    first = told(tracker, [stored([1, 2], medium="CPU")])
+    settled = told(tracker, [whole(stored, 1, 2), BlockRemoved((1, 2), "CPU", 0)])
+
+    assert first == {HOST: (hashes(range(4), 2), set(), False)}
+    assert settled == {HOST: (set(), set(), True)}
+    assert tracker.snapshot(HOST) == []
+    # From here on the group the device has named is followed, and it alone.
+    assert told(tracker, [stored([1], medium="CPU")]) == {}
+    ours = stored([1, 2], medium="CPU", group_idx=1)
+    assert told(tracker, [ours]) == {HOST: (hashes(range(4), 2), set(), False)}
+    gone = told(tracker, [BlockRemoved((2,), "CPU", 1)])
+    assert gone == {HOST: (set(), hashes(range(4), 2) - hashes(range(4), 1), False)}
+
+
+@pytest.mark.parametrize("group", [0, NO_GROUP])
+def test_what_is_told_before_the_devices_group_is_known_stays_where_it_is_the_first(stored, group):
+    tracker = BlockTracker(HASHER)
+    told(tracker, [stored([1, 2], medium="CPU", group_idx=group)])
+
+    assert told(tracker, [stored([1, 2])]) == {}
+    assert set(tracker.snapshot(HOST)) == hashes(range(4), 2)
+    told(tracker, [BlockRemoved((1, 2), "CPU", group)])
+    assert tracker.snapshot(HOST) == []
+
+
+def test_a_connector_that_names_no_group_speaks_of_the_devices(stored):
+    def wire(event):
+        return decode(encode(EventBatch(0.0, (event,)))).events[0]
+
+    tracker = BlockTracker(HASHER)
+    windows = stored([1, 2], medium="CPU", group_idx=NO_GROUP, spec_kind="sliding_window")
+    assert told(tracker, [windows, whole(stored, 1, 2), windows]) == {}
+    named_both = wire(BlockStored((1, 2), None, (), 0, medium="CPU", group_idx=NO_GROUP))
+    assert told(tracker, [named_both]) == {HOST: (hashes(range(4), 2), set(), False)}
+    gone = told(tracker, [wire(BlockRemoved((1, 2), "CPU", NO_GROUP))])
+    assert gone == {HOST: (set(), hashes(range(4), 2), False)}
+    assert tracker.counts.num_other_group == 2
 
 
 def test_chunks_of_several_blocks_are_found_block_by_block():
