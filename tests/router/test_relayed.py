@@ -11,7 +11,9 @@ from router_relays import relayed, talk
 from router_sims import Sim, prompt_of
 
 from dynctl.core.deployment import EngineState
+from dynctl.http1.upstream import Upstream, UpstreamError
 from dynctl.router import flight
+from dynctl.router.sources import relay as relay_source
 
 
 def test_deltas_through_the_relay_predict_the_engines_hits_exactly(run, tls, short_dir):
@@ -109,6 +111,44 @@ def test_only_ready_engines_of_this_deployment_are_used(run, tls, short_dir):
             bench.host.remove("e0")
             await until(lambda: bench.desk.workers.get("e0") is None)
             assert "e0" not in bench.desk.fleet.routes
+
+    run(main)
+
+
+def test_the_pool_of_an_engine_that_left_the_table_is_closed_when_its_last_request_has_ended(
+    run, tls, short_dir, monkeypatch
+):
+    made = []
+
+    def pool(*args):
+        made.append(Upstream(*args))
+        return made[-1]
+
+    monkeypatch.setattr(relay_source, "Upstream", pool)
+
+    async def main():
+        async with relayed(tls, Sim("e0", short_dir, decode_ms=20.0)) as bench:
+            _, of_engine = made
+            prompt = [300, 301, 302]
+            under_way = asyncio.create_task(talk(bench, prompt, 100))
+            await until(lambda: bench.engines[0].engine.num_open == 1)
+            # Its process runs on, for another deployment.
+            entry = bench.host.entries["e0"]
+            moved = dataclasses.replace(entry.info, deployment="other")
+            bench.host.entries = {"e0": dataclasses.replace(entry, info=moved)}
+            bench.host.relay.take_table(bench.host.entries)
+            await until(lambda: bench.desk.workers.get("e0") is None)
+
+            assert await under_way == bench.engines[0].engine.chain.continuation(prompt, 100)
+            # An idle connection would stay for half a minute, and a pool that is not closed would take calls.
+            await until(lambda: of_engine.num_connections == 0)
+            with pytest.raises(UpstreamError, match="the pool was closed"):
+                await of_engine.fetch("GET", "/health")
+            bench.host.name("e0", "i1")
+            await until(lambda: bench.desk.can_serve())
+            assert len(await talk(bench, prompt, 4)) == 4
+            assert len(made) == 3
+            bench.assert_books_balance()
 
     run(main)
 

@@ -80,6 +80,8 @@ class RelaySource:
         """Of the streams: tables and KV deltas."""
         self._engines: dict[str, Upstream] = {}
         """Of requests, by engine: so those of one connection, and their answers, have the same head."""
+        self._leaving: list[Upstream] = []
+        """Of engines the table no longer names, while requests are under way on them."""
         self._fleet = fleet
         self._deployment = deployment
         self._tokenizer = tokenizer
@@ -98,7 +100,7 @@ class RelaySource:
                     await asyncio.sleep(retry_s)
                     retry_s = min(retry_s * 2, _MAX_RETRY_S)
         finally:
-            for upstream in (self._upstream, *self._engines.values()):
+            for upstream in (self._upstream, *self._engines.values(), *self._leaving):
                 await upstream.close()
 
     async def _watch(self, group: asyncio.TaskGroup) -> bool:
@@ -137,6 +139,8 @@ class RelaySource:
         for engine_id in [engine_id for engine_id in self._known if engine_id not in mine]:
             self._stop(engine_id)
             self._fleet.lost(self._name, engine_id)
+            self._leaving.append(self._engines.pop(engine_id))
+        self._close_left(group)
         for engine_id, info in mine.items():
             before = self._known.get(engine_id)
             if info == before and self._is_up:
@@ -165,6 +169,12 @@ class RelaySource:
                 ),
                 group.create_task(self._ask(info, route), name=f"layout:{info.id}"),
             ]
+
+    def _close_left(self, group: asyncio.TaskGroup) -> None:
+        """Close the pools of engines that have left, each once its last request has ended: every table is a chance to."""
+        for upstream in [one for one in self._leaving if not one.num_active]:
+            self._leaving.remove(upstream)
+            group.create_task(upstream.close(), name="close left")
 
     def _stop(self, engine_id: str) -> None:
         for task in self._tasks.pop(engine_id, []):
