@@ -21,7 +21,7 @@ def command(
     """Show what runs, and where.
 
     Asks every host's agent; nothing shown here comes from a file on this machine. Exit 0 when every unit is ready,
-    3 when some hosts do not answer, 6 when a unit is not ready that nobody drained.
+    3 when some hosts do not answer, 6 when a unit is not ready, unless somebody drained it or every engine behind it.
 
     Example: dynctl status -o json
     """
@@ -47,6 +47,7 @@ async def _ask(wanted: Inventory, hosts: list[str]) -> dict[str, Any]:
 
 def _show(wanted: Inventory, results: dict[str, Any], output: Output) -> None:
     from dynctl.core.deployment import EngineState
+    from dynctl.deploy.awaited import awaited
     from dynctl.deploy.reach import NotHereError
     from dynctl.errors import DynctlError, ExitCode
 
@@ -89,8 +90,9 @@ def _show(wanted: Inventory, results: dict[str, Any], output: Output) -> None:
     raise_host_failures(
         {n: r for n, r in results.items() if n not in absent or n in expected}, "answered"
     )
-    units = [unit for status in statuses.values() for unit in status.units]
-    unready = [u.id for u in units if u.state is not EngineState.READY and not u.is_held]
+    # What is beside a unit is on its way in or out, and the unit itself serves.
+    units = [unit for _, unit in awaited(statuses) if not unit.beside]
+    unready = [unit.id for unit in units if unit.state is not EngineState.READY]
     if unready:
         raise DynctlError(
             f"not ready: {', '.join(unready)}", f"dynctl logs {unready[0]}", code=ExitCode.GATE

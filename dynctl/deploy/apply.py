@@ -18,6 +18,7 @@ from dynctl.core.deployment import EngineState, UnitStatus
 from dynctl.core.inventory import HostEntry, Inventory
 from dynctl.core.text import clean
 from dynctl.core.units import format_seconds
+from dynctl.deploy.awaited import awaited, emptied, is_idle_router
 from dynctl.deploy.bundle import Bundle, Target, make_bundle
 from dynctl.deploy.diff import undone
 from dynctl.deploy.goals import Goals
@@ -113,7 +114,7 @@ async def wait_ready(
     rounds = _Rounds(clients, tell)
     while True:
         statuses = await rounds.ask()
-        units = _awaited(statuses)
+        units = awaited(statuses)
         now = time.monotonic()
         if _tell_changes(units, told, tell):
             last_told = now
@@ -176,22 +177,26 @@ def _seen(unit: UnitStatus) -> str:
 
 
 def _tell_lasting(statuses: Mapping[str, AgentStatus], tell: Tell) -> None:
-    """Tell what stays as it is though all is ready: agents that cannot do all of their work, engines somebody drained."""
+    """Tell what stays as it is though all is ready: agents that cannot do all of their work, what somebody drained."""
+    empty = emptied(statuses.values())
     for name, status in statuses.items():
         for text in status.degraded:
             tell(name, "agent", f"degraded: {text}")
         for unit in status.units:
             if unit.is_held:
                 tell(name, unit.id, f"stays drained; dynctl drain --undo {unit.id} brings it back")
+            elif is_idle_router(unit, empty):
+                tell(name, unit.id, "answers nobody: all engines of its deployment are drained")
 
 
 async def _tell_findings(
     clients: Mapping[str, AgentClient], statuses: Mapping[str, AgentStatus], tell: Tell
 ) -> None:
     """Tell what routers find wrong with engines: those serve, but not by what they have cached."""
+    empty = emptied(statuses.values())
     for name, status in statuses.items():
         for unit in status.units:
-            if unit.kind != "router":
+            if unit.kind != "router" or unit.is_held or is_idle_router(unit, empty):
                 continue
             try:
                 found = json.loads(await clients[name].ask_router(unit.id, "/findings"))
@@ -201,24 +206,6 @@ async def _tell_findings(
             for one in found:
                 text = f"degraded: {one['engine']}: {one['text']} ({one['cause']}); {one['hint']}"
                 tell(name, unit.id, clean(text, 400))
-
-
-def _awaited(statuses: Mapping[str, AgentStatus]) -> list[tuple[str, UnitStatus]]:
-    """Every unit with its host that is to become ready.
-
-    Not a predecessor that lets its last requests end, an engine that somebody drained, or a router left without engines
-    by that.
-    """
-    engines = [u for status in statuses.values() for u in status.units if u.kind == "engine"]
-    served = {unit.deployment for unit in engines if not unit.is_held}
-    emptied = {unit.deployment for unit in engines} - served
-    return [
-        (name, unit)
-        for name, status in statuses.items()
-        for unit in (*status.units, *status.asides)
-        if not (unit.beside and unit.state is EngineState.DRAINING)
-        and not (unit.is_held or (unit.kind == "router" and unit.deployment in emptied))
-    ]
 
 
 def _tell_changes(

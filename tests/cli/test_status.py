@@ -1,5 +1,7 @@
 """What `dynctl status` shows beside its table."""
 
+from dataclasses import replace
+
 import pytest
 
 from dynctl.agents.protocol import AgentStatus
@@ -40,3 +42,18 @@ def test_what_somebody_drained_is_no_failure(capsys):
     show(engine(EngineState.STOPPED, is_held=True, last_error="drained by request"))
 
     assert "drained by request" in capsys.readouterr().out
+
+
+def test_a_router_whose_engines_are_all_drained_is_no_failure(capsys):
+    router = UnitStatus("chat-router", "router", EngineState.STARTING, deployment="chat")
+    held = engine(EngineState.STOPPED, deployment="chat", is_held=True)
+    show(held, router)
+    assert "chat-router" in capsys.readouterr().out
+
+    serving = UnitStatus("chat-1", "engine", EngineState.READY, deployment="chat")
+    with pytest.raises(DynctlError, match="not ready: chat-router"):
+        show(held, serving, router)
+    with pytest.raises(DynctlError, match="not ready: chat-router"):
+        show(router)
+    with pytest.raises(DynctlError, match="not ready: chat-router"):
+        show(held, replace(router, state=EngineState.FAILED))

@@ -163,18 +163,16 @@ def test_an_agent_that_cannot_do_all_of_its_work_is_told_of(monkeypatch, goals):
     assert told == [("a", "agent", "degraded: units.json: disk is full")]
 
 
-def test_a_router_whose_engines_are_all_drained_is_not_waited_for(monkeypatch, goals):
+def test_a_router_whose_engines_are_all_drained_is_neither_waited_for_nor_asked(monkeypatch, goals):
     held = UnitStatus("e0", "engine", EngineState.STOPPED, deployment="chat", is_held=True)
-    router = UnitStatus("r1", "router", EngineState.STARTING, deployment="chat")
+    router = UnitStatus("r0", "router", EngineState.STARTING, deployment="chat")
     agent = Agent("a")
-    agent.units = (held, router)
-    monkeypatch.setattr(apply, "_tell_findings", nothing)
+    agent.units, agent.findings = (held, router), ConnectError("No such file or directory")
 
-    assert wait(monkeypatch, goals, agent)[0][0][:2] == ("a", "e0")
-
-
-async def nothing(*_):
-    pass
+    assert wait(monkeypatch, goals, agent)[0] == [
+        ("a", "e0", "stays drained; dynctl drain --undo e0 brings it back"),
+        ("a", "r0", "answers nobody: all engines of its deployment are drained"),
+    ]
 
 
 def test_who_is_waited_for_is_told_with_what_was_seen(monkeypatch, goals):

@@ -1,0 +1,35 @@
+"""Which units ought to be ready, for all who ask that: `up`, which waits for them, and `status`. Pure."""
+
+from collections.abc import Iterable, Mapping
+
+from dynctl.agents.protocol import AgentStatus
+from dynctl.core.deployment import EngineState, UnitStatus
+
+
+def awaited(statuses: Mapping[str, AgentStatus]) -> list[tuple[str, UnitStatus]]:
+    """Every unit with its host that is to become ready.
+
+    Not a predecessor that lets its last requests end, an engine that somebody drained, or a router left without engines
+    by that.
+    """
+    empty = emptied(statuses.values())
+    return [
+        (name, unit)
+        for name, status in statuses.items()
+        for unit in (*status.units, *status.asides)
+        if not (unit.beside and unit.state is EngineState.DRAINING)
+        and not (unit.is_held or is_idle_router(unit, empty))
+    ]
+
+
+def emptied(statuses: Iterable[AgentStatus]) -> set[str]:
+    """Deployments whose engines were all drained by somebody."""
+    engines = [unit for status in statuses for unit in status.units if unit.kind == "engine"]
+    served = {unit.deployment for unit in engines if not unit.is_held}
+    return {unit.deployment for unit in engines} - served
+
+
+def is_idle_router(unit: UnitStatus, empty: set[str]) -> bool:
+    """Whether a unit is a router of an `emptied` deployment; one that failed would not serve with engines either."""
+    is_router = unit.kind == "router" and unit.state is not EngineState.FAILED
+    return is_router and unit.deployment in empty
