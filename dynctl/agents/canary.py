@@ -3,7 +3,7 @@
 An engine that makes progress is left alone. One that is idle is asked for a single token from time to time and must give
 it soon, twice in a row; one that has requests and makes no step for long is taken for hung without being asked, since a
 question would only wait behind them. A router or relay that gives no answer at all for long is hung, too. Where the host
-itself is starved, or was frozen, nothing is concluded.
+itself is starved, or the agent was frozen, nothing is concluded.
 Not here: what follows (`lifecycle`). IO: sockets.
 """
 
@@ -28,6 +28,11 @@ _SLOWER = 3.0
 """An answer may take so many times the usual one."""
 _LATE_S = 1.0
 """A timer of ours that is later than this says that the host gives nobody time."""
+_FIGURES_S = 5.0
+"""A look at an engine's figures takes no longer."""
+_HEALTH_S = 2.0
+_NUM_SILENT = 3
+"""However long nothing was heard, so many looks in a row must have shown it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +51,63 @@ class CanarySettings:
     """How long a router or relay may give no answer."""
 
 
+@dataclass(slots=True)
+class Silence:
+    """For how long there was no sign of life, as seen by looks that came in time.
+
+    A late look says that the agent itself got no time: stopped, starved or suspended. What it looks at may have fared
+    alike, so that the count begins anew.
+    """
+
+    limit_s: float
+    passed_s: float = 0.0
+    num_looks: int = 0
+
+    def end(self) -> None:
+        """Begin anew: there was a sign of life, or nobody could have seen one."""
+        self.passed_s, self.num_looks = 0.0, 0
+
+    def add(self, took_s: float) -> bool:
+        """Count a look that was in time and showed nothing; tells whether it has been silent for long."""
+        self.passed_s += took_s
+        self.num_looks += 1
+        return self.num_looks >= _NUM_SILENT and self.passed_s > self.limit_s
+
+
 async def until_hung(program: EngineProgram, run: Run, settings: CanarySettings) -> Cause:
     """Return once an engine is taken for hung, with why; for ever while it works."""
     floor_s = settings.answer_s if program.wish.device == "gpu" else settings.cpu_answer_s
-    took_s: deque[float] = deque(maxlen=9)
-    seen, since_s, misses = "", time.monotonic(), 0
+    answers_s: deque[float] = deque(maxlen=9)
+    seen, stall, misses = "", Silence(settings.stall_s), 0
     while True:
         if await _slept_late(settings.look_s):
-            since_s, misses = time.monotonic(), 0
+            stall.end()
+            misses = 0
             continue
+        before_s = time.monotonic()
         mark, is_busy = await _look(program, run)
-        if mark != seen:
-            seen, since_s, misses = mark, time.monotonic(), 0
+        took_s = time.monotonic() - before_s
+        if mark != seen or took_s > _FIGURES_S + _LATE_S:
+            stall.end()
+            seen, misses = mark, 0
             continue
+        is_long = stall.add(settings.look_s + took_s)
         if is_busy:
-            if time.monotonic() - since_s > settings.stall_s:
+            if is_long:
                 text = f"made no step for {format_seconds(settings.stall_s)} though requests run"
                 return Cause("hang", f"hung: {text}")
             continue
         while misses < _NUM_MISSES:
-            usual_s = statistics.median(took_s) if took_s else 0.0
-            limit_s = max(floor_s, _SLOWER * usual_s) if took_s else max(floor_s, _FIRST_ANSWER_S)
+            usual_s = statistics.median(answers_s) if answers_s else 0.0
+            limit_s = (
+                max(floor_s, _SLOWER * usual_s) if answers_s else max(floor_s, _FIRST_ANSWER_S)
+            )
             answer_s = await _ask(program, run, limit_s)
             if answer_s is None:
                 misses += 1
                 continue
             misses = 0
-            took_s.append(answer_s)
+            answers_s.append(answer_s)
             break
         else:
             text = f"idle, and gave no token within {format_seconds(limit_s)}, twice"
@@ -81,14 +116,27 @@ async def until_hung(program: EngineProgram, run: Run, settings: CanarySettings)
 
 async def until_silent(run: Run, settings: CanarySettings) -> Cause:
     """Return once a router or relay has given no answer for long, whatever it would have been; for ever while it does."""
-    since_s = time.monotonic()
+    silence = Silence(settings.silence_s)
     while True:
-        is_late = await _slept_late(settings.look_s)
-        if is_late or await ask.status_of(run.at, "/health"):
-            since_s = time.monotonic()
-        elif time.monotonic() - since_s > settings.silence_s:
+        if await _slept_late(settings.look_s):
+            silence.end()
+            continue
+        before_s = time.monotonic()
+        has_answered = await _answers(run)
+        took_s = time.monotonic() - before_s
+        if has_answered or took_s > _HEALTH_S + _LATE_S:
+            silence.end()
+        elif silence.add(settings.look_s + took_s):
             text = f"gave no answer for {format_seconds(settings.silence_s)}"
             return Cause("hang", f"hung: {text}")
+
+
+async def _answers(run: Run) -> bool:
+    try:
+        await ask.ask(run.at, "GET", "/health", timeout_s=_HEALTH_S)
+    except UpstreamError:
+        return False
+    return True
 
 
 async def _slept_late(seconds: float) -> bool:
