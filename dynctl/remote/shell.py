@@ -124,8 +124,9 @@ class MarkedLines:
         return [*([b""] * blanks), line]
 
 
-# $1 session, $2 mark. A number is used again only when its session is empty: so a session without its leader is
-# the one meant, and another one if somebody in it has the mark.
+# $1 session, $2 mark. The leader of a session that sshd made for this command has the mark in its command line or,
+# behind a forced command, in its environment. A number is used again only when its session is empty: so a session whose leader
+# has ended is the one meant. Any other is somebody's: that of a server whose commands share one is left alone.
 _END_SESSION = """
 session=$1 mark=$2
 members() {
@@ -137,10 +138,12 @@ members() {
   done 2>/dev/null
 }
 is_meant() {
-  [ -d "/proc/$session" ] || return 0
-  for pid in $(members); do grep -q -- "$mark" "/proc/$pid/cmdline" 2>/dev/null && return 0; done
+  grep -q -- "$mark" "/proc/$session/cmdline" "/proc/$session/environ" && return 0
+  read -r line < "/proc/$session/stat" || return 0
+  set -- ${line##*")"}
+  case $1 in [ZX]) return 0;; esac
   return 1
-}
+} 2>/dev/null
 is_meant || exit 0
 kill -TERM $(members) 2>/dev/null
 for pause in 0.05 0.1 0.2 0.4 0.4; do

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dynctl.core.command import Command
 from dynctl.errors import CommandError
-from dynctl.remote.shell import MarkedLines, as_signal, between, end_session, wrap
+from dynctl.remote.shell import MarkedLines, as_signal, between, end_session, quote, wrap
 
 NONCE = "0123abcd"
 
@@ -110,6 +110,74 @@ def test_a_session_is_ended_only_when_it_runs_the_command_that_is_meant(is_ours,
                 until(lambda: leader.poll() is not None, "the command ends")
             else:
                 assert leader.poll() is None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(leader.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def shared_session():
+    """A server that gives its commands no session of their own, with another command beside the one that is meant."""
+    script = 'sleep 600 & echo $!; sh -c "$1" & wait'
+    argv = ["sh", "-c", script, "sh", wrap(Command(("sh", "-c", "echo up; exec sleep 600")), NONCE)]
+    with subprocess.Popen(
+        ["sh", "-c", 'read -r line; eval "$line"'],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as server:
+        try:
+            server.stdin.write((" ".join(quote(word) for word in argv) + "\n").encode())
+            server.stdin.close()
+            yield server, int(server.stdout.readline())
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+
+
+def test_a_session_that_commands_share_is_left_alone(shared_session, runs, until):
+    server, beside = shared_session
+    marks = MarkedLines(NONCE)
+    until(lambda: marks.feed(server.stdout.readline()), "the command runs")
+    assert marks.session == server.pid
+
+    subprocess.run(end_session(marks.session, NONCE).argv, check=True)
+
+    assert runs(beside)
+    assert server.poll() is None
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "dash", "zsh", "tcsh", "fish"])
+def test_what_a_command_left_behind_is_ended_once_its_shell_is_gone(shell, until, ended):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed here")
+    script = "sleep 600 >/dev/null 2>&1 & echo $!"
+    done = subprocess.run(
+        [shell, "-c", wrap(Command(("sh", "-c", script)), NONCE)],
+        capture_output=True,
+        check=True,
+        start_new_session=True,
+    )
+    marked = between(done.stdout, NONCE)
+
+    subprocess.run(end_session(marked.session, NONCE).argv, check=True)
+
+    ended(int(marked.content))
+
+
+def test_a_session_behind_a_forced_command_is_known_by_its_environment(until):
+    line = wrap(Command(("sh", "-c", "echo up; exec sleep 600")), NONCE)
+    forced = 'sh -c "$SSH_ORIGINAL_COMMAND"; exit $?'
+    with subprocess.Popen(
+        ["sh", "-c", forced],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env=os.environ | {"SSH_ORIGINAL_COMMAND": line},
+    ) as leader:
+        marks = MarkedLines(NONCE)
+        try:
+            until(lambda: marks.feed(leader.stdout.readline()), "the command runs")
+            subprocess.run(end_session(marks.session, NONCE).argv, check=True)
+            until(lambda: leader.poll() is not None, "the command ends")
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(leader.pid, signal.SIGKILL)
