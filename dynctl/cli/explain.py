@@ -37,7 +37,7 @@ def command(
     """Say why a request went where it went: every candidate, what was expected and what came of it.
 
     Routers remember their last 10,000 decisions. Each is computed again from what was recorded of it and must give the
-    same engine. Exit 1 when no router knows the request.
+    same engine. Exit 1 when no router knows the request, 3 when some hosts could not be asked.
 
     With `hits`: the hit rate as routers predicted it, as engines report it and as routers' own questions find it; the
     best that was possible and what the rest was lost to; and which precondition does not hold on which engine.

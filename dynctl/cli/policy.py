@@ -46,7 +46,7 @@ def command(
     hundred requests `dynctl explain hits` shows what switching would gain, and how sure that is.
 
     A change lasts until the router is started anew or `dynctl up` changes its settings; to keep it, write it to the
-    inventory (router: {policy: …}).
+    inventory (router: {policy: …}). Exit 3 when some hosts could not be asked; the others are changed.
 
     Example: dynctl policy --shadow prefix
     """
