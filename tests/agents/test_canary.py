@@ -42,7 +42,8 @@ def test_idle_engine_that_gives_no_token_is_restarted(watched, tools, root_path,
         assert unit.life.last_error.startswith("hung: idle, and gave no token within ")
         hang.unlink()
         await tools.until(supervisor, lambda: unit.life.state is S.READY)
-        assert unit.life.num_restarts == 1
+        # More than one where the machine is so busy that a healthy engine takes too long as well.
+        assert unit.life.num_restarts >= 1
 
     watched(body, {"hang-file": str(hang)}, cpu_answer_s=0.5)
 

@@ -138,12 +138,12 @@ def test_server_that_never_answers_is_named_by_its_url(supervised, tools, port):
             start_deadline_s=1.0,
         )
         await supervisor.apply(tools.host_slice(silent))
-        await tools.until(supervisor, lambda: tools.state(supervisor, "ext-0") is S.BACKOFF)
-        told = supervisor.status.units[0].last_error
-        assert told.startswith(
-            f"no token within 1.0 s; last seen: http://127.0.0.1:{port}: no answer"
+        # On a busy machine the first looks may end after the deadline, and then nothing was seen.
+        seen = f"no token within 1.0 s; last seen: http://127.0.0.1:{port}: no answer"
+        await tools.until(
+            supervisor, lambda: supervisor.status.units[0].last_error.startswith(seen)
         )
-        assert "onnect" in told
+        assert "onnect" in supervisor.status.units[0].last_error
         await supervisor.shutdown(now=True)
 
     supervised(body)
