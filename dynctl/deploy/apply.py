@@ -111,7 +111,7 @@ async def wait_ready(
     started = last_told = time.monotonic()
     told: dict[str, EngineState] = {}
     limits = _limits_s(goals)
-    rounds = _Rounds(clients, tell)
+    rounds = Rounds(clients, tell)
     while True:
         statuses = await rounds.ask()
         units = awaited(statuses)
@@ -233,7 +233,7 @@ def _refuse_failed(units: Sequence[tuple[str, UnitStatus]]) -> None:
             )
 
 
-class _Rounds:
+class Rounds:
     """Asks all agents again and again; one that is away for a moment counts as it was."""
 
     def __init__(self, clients: Mapping[str, AgentClient], tell: Tell) -> None:
@@ -266,7 +266,7 @@ class _Rounds:
             self._tell(name, "agent", "does not answer; waiting for it to come back")
         if now_s - self._lost_since_s[name] > LOST_S:
             raise DeployError(
-                f"{name}: the agent was lost while its units started: "
+                f"{name}: the agent was lost meanwhile: "
                 f"{error.message.removeprefix('no agent answers: ')}",
                 "dynctl up starts it again and goes on from there; if it is lost again, its last words are in "
                 "logs/agent.log of dynctl's directory on that host",

@@ -13,7 +13,7 @@ from dynctl.core.deployment import EngineState, UnitStatus
 from dynctl.core.inventory import Inventory
 from dynctl.core.text import clean
 from dynctl.core.units import format_seconds
-from dynctl.deploy.apply import READY_TIMEOUT_S, _Rounds
+from dynctl.deploy.apply import READY_TIMEOUT_S, Rounds
 from dynctl.deploy.reach import NotHereError
 from dynctl.deploy.steps import Tell
 from dynctl.errors import DeployError, DynctlError, ExitCode, UsageError
@@ -201,7 +201,7 @@ async def _wait(
     """Tell each change of state until all are as wanted."""
     started_s = time.monotonic()
     told = {each.unit.id: each.unit.state for each in chosen}
-    rounds = _Rounds({each.host_name: clients[each.host_name] for each in chosen}, tell)
+    rounds = Rounds({each.host_name: clients[each.host_name] for each in chosen}, tell)
     while True:
         units = {u.id: u for status in (await rounds.ask()).values() for u in status.units}
         left: dict[str, str] = {}

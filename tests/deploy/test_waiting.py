@@ -202,7 +202,7 @@ def test_an_agent_that_stays_away_ends_up_with_its_host_and_exit_3(monkeypatch, 
         wait(monkeypatch, goals, Agent("a"), Agent("b", True))
 
     assert caught.value.exit_code is ExitCode.PARTIAL
-    assert caught.value.message.startswith("b: the agent was lost while its units started: nothing")
+    assert caught.value.message.startswith("b: the agent was lost meanwhile: nothing")
     assert "dynctl up" in caught.value.hint
 
 
