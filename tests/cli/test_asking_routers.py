@@ -1,16 +1,12 @@
 """Commands that ask the routers of a cluster: all that answer are asked, and those that do not are named."""
 
 import json
-from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
 
-from dynctl.cli.main import run
-from dynctl.deploy import reach
 from dynctl.deploy.reach import NotHereError
 from dynctl.errors import ConnectError, DeployError, ExitCode, TrustError
-from dynctl.remote import fleet
 
 LOST = ConnectError("h2: no route to host", "check the network")
 
@@ -32,30 +28,6 @@ class Agent:
             self.posted.append((unit_id, target))
         answers = {"/policy": {"policy": "prefix"}, "/skew": {"pools": {}}}
         return json.dumps(answers.get(target, [] if "decisions" in target else None)).encode()
-
-
-@pytest.fixture
-def cluster(monkeypatch, capsys, tmp_path):
-    """Run a command on hosts that are given; return its exit code, data and talk."""
-
-    def run_on(found, *words):
-        @asynccontextmanager
-        async def reached(*_):
-            yield found
-
-        @asynccontextmanager
-        async def opened(*_):
-            yield None
-
-        monkeypatch.setattr(reach, "reach_agents", reached)
-        monkeypatch.setattr(fleet, "open_fleet", opened)
-        path = tmp_path / "inventory.yaml"
-        path.write_text("cluster: c\nhosts: [local]\n")
-        code = run([*words, "-i", str(path)])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run_on
 
 
 def test_a_change_reaches_all_that_answer_and_names_the_rest(cluster):

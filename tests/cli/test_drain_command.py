@@ -1,17 +1,13 @@
 """What `dynctl drain` does with hosts that do not answer, and what Ctrl-C says at each of its stages."""
 
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 
 from dynctl.agents.protocol import AgentStatus
 from dynctl.cli import drain as command
-from dynctl.cli.main import run
 from dynctl.core.deployment import EngineState, UnitStatus
-from dynctl.deploy import reach
 from dynctl.errors import ConnectError, ExitCode
-from dynctl.remote import fleet
 
 LOST = ConnectError("gpu-3: no route to host", "check the network")
 
@@ -42,24 +38,12 @@ class Agent:
 
 
 @pytest.fixture
-def drain(monkeypatch, capsys, tmp_path):
+def drain(cluster):
     """Run `dynctl drain` on hosts that are given; return its exit code and what it said."""
 
     def run_on(found, *words):
-        @asynccontextmanager
-        async def reached(*_):
-            yield found
-
-        @asynccontextmanager
-        async def opened(*_):
-            yield None
-
-        monkeypatch.setattr(reach, "reach_agents", reached)
-        monkeypatch.setattr(fleet, "open_fleet", opened)
-        path = tmp_path / "inventory.yaml"
-        path.write_text("cluster: c\nhosts: [local]\n")
-        code = run(["drain", *words, "-i", str(path)])
-        return code, capsys.readouterr().err
+        code, _, err = cluster(found, "drain", *words)
+        return code, err
 
     return run_on
 
