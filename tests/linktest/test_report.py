@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dynctl.core.command import Completed
-from dynctl.core.hardware import Gpu, GpuProcess, GpuState, Host, HostFailure, Topology
+from dynctl.core.hardware import Gpu, GpuProcess, GpuState, Host, HostFailure, Nic, Topology
 from dynctl.core.inventory import DeploymentWish, EngineSpec, HostEntry, Inventory
 from dynctl.errors import ConnectError, DynctlError, ExitCode
 from dynctl.linktest.engines import find_nixl
@@ -74,7 +74,14 @@ def test_without_an_engine_python_nixl_is_not_guessed():
 
 def test_an_engine_on_a_gpu_gets_its_device_and_its_nics_and_no_secrets():
     gpus = (replace(GPU, index=0, uuid="GPU-busy", state=GpuState.BUSY), GPU)
-    one = host("a", gpus=gpus, gpu_nics=((0, ("mlx5_0",)), (3, ("mlx5_3", "mlx5_4:2"))))
+    nics = (
+        Nic("mlx5_0", "infiniband", "up"),
+        Nic("mlx5_3", "infiniband", "up"),
+        Nic("mlx5_4:2", "infiniband", "up", port=2),
+        Nic("mlx5_5", "infiniband", "down"),
+    )
+    near = ((0, ("mlx5_0",)), (3, ("mlx5_3", "mlx5_4:2", "mlx5_5")))
+    one = host("a", gpus=gpus, nics=nics, gpu_nics=near)
     wanted = inventory("a", env=(("UCX_TLS", "rc,cuda"), ("HF_TOKEN", "hf_secret")))
 
     seats, reasons = find(wanted, [one], [look("1.5.1", 2)])
