@@ -77,6 +77,10 @@ class Capabilities:
     reports_running: bool = True
     """Whether `/metrics` tells when it is idle."""
 
+    def deadline_s(self, wished_s: float | None) -> float:
+        """How long a start may take: as the inventory wishes, else as engines of this kind do."""
+        return wished_s or self.start_deadline_s
+
 
 @dataclass(frozen=True, slots=True)
 class CacheFacts:

@@ -108,7 +108,7 @@ class EngineProgram(Program):
         self.listens_on = () if port is None else (port,)
         self.needs_internal_ports = can.needs_gpus and wish.internal_port is None
         self.start_deadline_s = wish.start_deadline_s
-        self.deadline_s = wish.start_deadline_s or can.start_deadline_s
+        self.deadline_s = can.deadline_s(wish.start_deadline_s)
         self.stop_limit_s = can.stop_limit_s
 
     def problems(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import typer
 
 from dynctl.cli.options import (
     DEFAULT_INVENTORY,
+    AdminSocket,
     InventoryPath,
     Limit,
     Local,
@@ -62,12 +63,7 @@ def command(
         bool, typer.Option("--fix", help="Run the safe fixes, after showing and asking.")
     ] = False,
     yes: Yes = False,
-    admin_socket: Annotated[
-        Path | None,
-        typer.Option(
-            "--admin-socket", help="With skew: of a router that `dynctl route` runs here."
-        ),
-    ] = None,
+    admin_socket: AdminSocket = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Look for what is wrong on hosts, between them and here, before and after dynctl up.
@@ -78,9 +74,9 @@ def command(
 
     With --from it judges files of hosts that cannot be reached, as far as they tell.
 
-    With `skew` it judges routers' last 10,000 decisions: how uneven the load is beside what chance gives, whether the same
-    requests dealt out in turn would be even, and which cause explains it: policy, parallel layout or KV memory. Exit 0 when
-    load is even, else 6.
+    With `skew` it judges the last 10,000 decisions of the cluster's routers, or of the one at --admin-socket: how uneven
+    the load is beside what chance gives, whether the same requests dealt out in turn would be even, and which cause
+    explains it: policy, parallel layout or KV memory. Exit 0 when load is even, else 6.
 
     Example: dynctl doctor --check memlock-low; dynctl doctor skew
     """

@@ -6,8 +6,9 @@ import typer
 
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local, Yes
 from dynctl.cli.output import Stage, confirm, progress, unasked, wait_for
-from dynctl.cli.session import load, raise_host_failures, select
+from dynctl.cli.session import load, select
 from dynctl.core.inventory import Inventory
+from dynctl.remote.outcomes import raise_host_failures
 
 
 def command(

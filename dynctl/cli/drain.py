@@ -6,8 +6,9 @@ import typer
 
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, Yes
 from dynctl.cli.output import Stage, confirm, progress, say, unasked, wait_for
-from dynctl.cli.session import load, raise_host_failures
+from dynctl.cli.session import load
 from dynctl.core.inventory import Inventory
+from dynctl.remote.outcomes import failures_of, raise_any_failure, raise_host_failures
 
 
 def command(
@@ -58,10 +59,10 @@ async def _drain(
         reach_agents(wanted, fleet) as found,
     ):
         clients = {n: c for n, c in found.items() if not isinstance(c, DynctlError)}
-        errors = {n: error for n, error in found.items() if isinstance(error, DynctlError)}
-        missing = unreached(found, names)
+        errors, missing = failures_of(found), unreached(found, names)
+        raise_any_failure({name: error for name, error in missing.items() if name in names})
         if not clients:
-            raise next(iter(errors.values()))
+            raise_any_failure(missing or errors)
         silent = [n for n, error in errors.items() if not isinstance(error, NotHereError)]
         for name in silent:
             say(f"note: {errors[name].message}")

@@ -12,7 +12,7 @@ import typer
 
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local
 from dynctl.cli.output import emit, wait_for
-from dynctl.cli.session import load, raise_host_failures, select
+from dynctl.cli.session import load, select
 from dynctl.core.inventory import Inventory
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ async def _logs(
     from dynctl.deploy.reach import NotHereError, reach_agents
     from dynctl.errors import DynctlError
     from dynctl.remote.fleet import open_fleet
+    from dynctl.remote.outcomes import raise_host_failures
 
     async with (
         open_fleet(wanted.entries(hosts), wanted.ssh) as fleet,
@@ -113,9 +114,8 @@ async def _logs(
         else:
             for unit, opened in sources:
                 await show(unit, opened)
-    raise_host_failures(
-        {name: c if isinstance(c, DynctlError) else None for name, c in clients.items()}, "shown"
-    )
+    here = {name: c for name, c in clients.items() if not isinstance(c, NotHereError)}
+    raise_host_failures(here or clients, "shown")
 
 
 async def _of_agent(client: "AgentClient", tail: int, *, follow: bool) -> list[tuple[str, Open]]:

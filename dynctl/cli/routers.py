@@ -28,7 +28,7 @@ class Answers:
         Raises:
             DynctlError: names each host that failed with its cause; exit 3 when others `what`.
         """
-        from dynctl.cli.session import raise_host_failures
+        from dynctl.remote.outcomes import raise_host_failures
 
         raise_host_failures(self.by_host, what)
 

@@ -1,17 +1,17 @@
-"""What several commands do first and last: load the inventory, choose hosts, ask about keys, report hosts that failed.
+"""What several commands do first: load the inventory, choose hosts, ask about keys.
 
 IO: files, terminal.
 """
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynctl.cli.output import ask, is_interactive, say
 from dynctl.core.inventory import HostEntry, Inventory
 from dynctl.core.text import clean
-from dynctl.errors import DynctlError, ExitCode, UsageError
+from dynctl.errors import UsageError
 
 if TYPE_CHECKING:
     from dynctl.remote.trust import NewHostKey
@@ -79,35 +79,3 @@ async def ask_about_keys(keys: "Sequence[NewHostKey]") -> bool:
     for key in keys:
         say(f"  {clean(key.name)}  {key.key.kind}  {key.key.fingerprint}")
     return await ask("are these right? They will be remembered.")
-
-
-def raise_host_failures(results: Mapping[str, object], what: str) -> None:
-    """End a command that worked on several hosts: nothing when all went well.
-
-    Raises:
-        DynctlError: names each failed host with its cause; exit 3 when others went well, else the cause's own code.
-    """
-    failures = {name: error for name, error in results.items() if isinstance(error, DynctlError)}
-    if not failures:
-        return
-    causes = list(failures.values())
-    lines = [f"{error.message}" for error in causes]
-    hint = next((error.hint for error in causes if error.hint), None)
-    done = [name for name in results if name not in failures]
-    if done:
-        raise DynctlError(
-            f"{len(failures)} of {len(results)} hosts failed; {what}: {', '.join(done)}\n  "
-            + "\n  ".join(lines),
-            hint,
-            code=ExitCode.PARTIAL,
-        )
-    raise DynctlError("\n  ".join(lines), hint, code=_worst(causes))
-
-
-def _worst(causes: Sequence[DynctlError]) -> ExitCode:
-    """Trust problems come first: they need a person; then what stopped everything."""
-    codes = {error.exit_code for error in causes}
-    for code in (ExitCode.TRUST, ExitCode.UNKNOWN, ExitCode.LOCKED):
-        if code in codes:
-            return code
-    return causes[0].exit_code

@@ -1,15 +1,20 @@
 """`dynctl status`: what runs, and where. IO: ssh, terminal."""
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynctl.cli.kept import read_plan
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local, Output, OutputOption
 from dynctl.cli.output import emit_json, say, table, wait_for
-from dynctl.cli.session import load, raise_host_failures, select
+from dynctl.cli.session import load, select
 from dynctl.core.inventory import Inventory
 from dynctl.core.text import clean
 from dynctl.core.units import format_seconds
+
+if TYPE_CHECKING:
+    from dynctl.agents.client import AgentClient
+    from dynctl.agents.protocol import AgentStatus
+    from dynctl.errors import DynctlError
 
 
 def command(
@@ -21,7 +26,8 @@ def command(
     """Show what runs, and where.
 
     Asks every host's agent; nothing shown here comes from a file on this machine. Exit 0 when every unit is ready,
-    3 when some hosts do not answer, 6 when a unit is not ready, unless somebody drained it or every engine behind it.
+    3 when some hosts do not answer, 6 when a unit is not ready, unless somebody drained it or every engine behind it. A
+    router that waits for engines which --limit leaves out is not judged.
 
     Example: dynctl status -o json
     """
@@ -32,30 +38,38 @@ def command(
 
 async def _ask(wanted: Inventory, hosts: list[str]) -> dict[str, Any]:
     from dynctl.deploy.reach import reach_agents
-    from dynctl.errors import DynctlError
     from dynctl.remote.fleet import open_fleet
 
     async with (
         open_fleet(wanted.entries(hosts), wanted.ssh) as fleet,
         reach_agents(wanted, fleet, hosts) as clients,
     ):
-        return {
-            name: client if isinstance(client, DynctlError) else await client.status()
-            for name, client in clients.items()
-        }
+        return {name: await _status(client) for name, client in clients.items()}
+
+
+async def _status(client: "AgentClient | DynctlError") -> "AgentStatus | DynctlError":
+    from dynctl.errors import DynctlError
+
+    if isinstance(client, DynctlError):
+        return client
+    try:
+        return await client.status()
+    except DynctlError as error:
+        return error
 
 
 def _show(wanted: Inventory, results: dict[str, Any], output: Output) -> None:
     from dynctl.core.deployment import EngineState
-    from dynctl.deploy.awaited import awaited
+    from dynctl.deploy.awaited import awaited, waiting_for_unseen
     from dynctl.deploy.reach import NotHereError
     from dynctl.errors import DynctlError, ExitCode
+    from dynctl.remote.outcomes import failures_of, raise_host_failures
 
     statuses = {
         name: status for name, status in results.items() if not isinstance(status, DynctlError)
     }
     absent = [name for name, error in results.items() if isinstance(error, NotHereError)]
-    failures = {name: error for name, error in results.items() if isinstance(error, DynctlError)}
+    failures = failures_of(results)
     if output is Output.JSON:
         emit_json(
             {
@@ -92,10 +106,18 @@ def _show(wanted: Inventory, results: dict[str, Any], output: Output) -> None:
     )
     # What is beside a unit is on its way in or out, and the unit itself serves.
     units = [unit for _, unit in awaited(statuses) if not unit.beside]
-    unready = [unit.id for unit in units if unit.state is not EngineState.READY]
+    unready = [unit for unit in units if unit.state is not EngineState.READY]
+    if unasked := [entry.name for entry in wanted.hosts if entry.name not in results]:
+        unjudged = waiting_for_unseen(statuses.values())
+        for unit in unjudged:
+            where = ", ".join(unasked)
+            say(f"{unit.id} waits for engines, of which {where} may have some: not asked (--limit)")
+        unready = [unit for unit in unready if unit not in unjudged]
     if unready:
         raise DynctlError(
-            f"not ready: {', '.join(unready)}", f"dynctl logs {unready[0]}", code=ExitCode.GATE
+            f"not ready: {', '.join(unit.id for unit in unready)}",
+            f"dynctl logs {unready[0].id}",
+            code=ExitCode.GATE,
         )
 
 

@@ -61,9 +61,9 @@ def _slo(wanted: Inventory) -> Slo:
 
 @asynccontextmanager
 async def _open(wanted: Inventory, hosts: list[str]) -> "AsyncIterator[Watch]":
-    from dynctl.cli.session import raise_host_failures
     from dynctl.deploy.reach import steady_agents
     from dynctl.remote.fleet import open_fleet
+    from dynctl.remote.outcomes import raise_host_failures
     from dynctl.telemetry.watch import watch
 
     async with (

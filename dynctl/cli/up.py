@@ -1,6 +1,7 @@
 """`dynctl up`: bring the cluster to the plan. IO: ssh, files, terminal."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,7 @@ from dynctl.core.text import clean
 from dynctl.errors import DeployError, ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from dynctl.agents.protocol import AgentStatus
     from dynctl.deploy.up import Comparison
     from dynctl.discovery.survey import Survey
     from dynctl.planner.calibration import Calibration
@@ -79,7 +81,7 @@ async def _up(
         _tell_failures(found.topology, plan)
         comparison = await up.compare(wanted, plan, found.topology, fleet, progress)
         if not comparison.steps:
-            await up.confirm_ready(comparison)
+            statuses = await up.confirm_ready(comparison)
             say("no changes")
         else:
             _show(comparison, plan)
@@ -96,7 +98,7 @@ async def _up(
                 )
             await confirm("go ahead?", yes=yes)
             stage.if_interrupted = after
-            await up.change(comparison)
+            statuses = await up.change(comparison)
         for name, host_name in routed_by_text(wanted, plan):
             say(
                 f"note: {name} is routed by blocks of text, not of tokens: its servers do not say which tokenizer they use; "
@@ -105,11 +107,19 @@ async def _up(
         for goal in comparison.work.goals.hosts.values():
             for address in listens_openly(goal.slice):
                 say(f"note: {goal.slice.host_name} listens on {address}")
+    _show_addresses(wanted, plan, statuses)
+
+
+def _show_addresses(wanted: Inventory, plan: Plan, statuses: "Mapping[str, AgentStatus]") -> None:
+    """Where clients connect, of each deployment that serves; of the others `up` has said that they answer nobody."""
+    from dynctl.deploy.awaited import emptied
+
+    unserved = emptied(statuses.values())
     for deployment in plan.deployments:
-        scheme = "https" if _has_tls(wanted, deployment.name) else "http"
-        emit(
-            f"{deployment.name}  {scheme}://{deployment.router.listen}/v1  on {deployment.router.host_name}"
-        )
+        if deployment.name not in unserved:
+            scheme = "https" if _has_tls(wanted, deployment.name) else "http"
+            at = f"{scheme}://{deployment.router.listen}/v1"
+            emit(f"{deployment.name}  {at}  on {deployment.router.host_name}")
 
 
 def _refuse_inventory(path: Path) -> None:

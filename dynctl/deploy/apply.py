@@ -8,7 +8,6 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from dynctl.agents.client import AgentClient
@@ -24,11 +23,12 @@ from dynctl.deploy.diff import undone
 from dynctl.deploy.goals import Goals
 from dynctl.deploy.launch import start_agent
 from dynctl.deploy.observe import PROGRAM_TIMEOUT_S, Seat, call
-from dynctl.deploy.reach import open_agent
+from dynctl.deploy.reach import reach_agents
 from dynctl.deploy.remove import take_down
 from dynctl.deploy.steps import HostState, Step, StepKind, Tell
 from dynctl.errors import ConnectError, DeployError, DynctlError, ExitCode
 from dynctl.remote.fleet import Fleet
+from dynctl.remote.outcomes import failures_of
 from dynctl.remote.port import Remote
 
 READY_TIMEOUT_S = 1800.0
@@ -82,11 +82,9 @@ async def apply(work: Work, steps: Sequence[Step], fence: int) -> dict[str, Agen
     _raise_failures(
         work, await take_down(work.inventory, work.fleet, work.tell, hosts=retired), "cleared"
     )
-    async with AsyncExitStack() as stack:
-        clients: dict[str, AgentClient] = {}
-        for name in wanted:
-            agent = open_agent(work.inventory.host(name), work.fleet.remote(name), work.inventory)
-            clients[name] = await stack.enter_async_context(agent)
+    async with reach_agents(work.inventory, work.fleet, list(wanted)) as found:
+        _raise_failures(work, found, "reached")
+        clients = {n: client for n, client in found.items() if isinstance(client, AgentClient)}
 
         async def send(entry: HostEntry, _: Remote) -> None:
             for step in wanted[entry.name]:
@@ -385,8 +383,8 @@ def _reads(unit: UnitStatus, path: str) -> bool:
     return unit.kind == "router" and name.startswith(f"{unit.deployment}/")
 
 
-def _raise_failures(work: Work, results: Mapping[str, DynctlError | None], what: str) -> None:
-    failures = {name: result for name, result in results.items() if isinstance(result, DynctlError)}
+def _raise_failures(work: Work, results: Mapping[str, object], what: str) -> None:
+    failures = failures_of(results)
     if not failures:
         return
     for name, error in failures.items():

@@ -22,6 +22,17 @@ def awaited(statuses: Mapping[str, AgentStatus]) -> list[tuple[str, UnitStatus]]
     ]
 
 
+def waiting_for_unseen(statuses: Iterable[AgentStatus]) -> list[UnitStatus]:
+    """Routers of which nobody can tell whether they ought to be ready before the other hosts were asked as well.
+
+    They start, and no engine of theirs in service was seen: whether others have some, drained or not, decides.
+    """
+    units = [unit for status in statuses for unit in status.units]
+    served = {unit.deployment for unit in units if unit.kind == "engine" and not unit.is_held}
+    is_open = [unit for unit in units if unit.kind == "router" and unit.deployment not in served]
+    return [unit for unit in is_open if unit.state is EngineState.STARTING]
+
+
 def emptied(statuses: Iterable[AgentStatus]) -> set[str]:
     """Deployments whose engines were all drained by somebody."""
     engines = [unit for status in statuses for unit in status.units if unit.kind == "engine"]

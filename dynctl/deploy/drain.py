@@ -18,6 +18,7 @@ from dynctl.deploy.reach import NotHereError
 from dynctl.deploy.steps import Tell
 from dynctl.errors import DeployError, DynctlError, ExitCode, UsageError
 from dynctl.inventory.problems import suggest
+from dynctl.remote.outcomes import failures_of
 
 POLL_S = 0.25
 DRAIN_TIMEOUT_S = 400.0
@@ -40,20 +41,15 @@ class Chosen:
 def unreached(
     found: Mapping[str, AgentClient | DynctlError], names: Sequence[str]
 ) -> dict[str, DynctlError]:
-    """The hosts that globs mean and that cannot be asked, with why; not those on which nothing of the cluster runs.
-
-    Raises:
-        DynctlError: when such a host is meant by its own name.
-    """
-    lost = {name: error for name, error in found.items() if isinstance(error, DynctlError)}
-    for name in names:
-        if name in lost:
-            raise lost[name]
+    """The hosts that are meant and cannot be asked, with why; of those that globs mean not where nothing of the cluster runs."""
     return {
         host_name: error
-        for host_name, error in lost.items()
-        if not isinstance(error, NotHereError)
-        and any(fnmatchcase(host_name, name) for name in names)
+        for host_name, error in failures_of(found).items()
+        if host_name in names
+        or (
+            any(fnmatchcase(host_name, name) for name in names)
+            and not isinstance(error, NotHereError)
+        )
     }
 
 
@@ -156,10 +152,9 @@ async def bring_back(
 def start_deadlines_s(wanted: Inventory) -> dict[str, float]:
     """How long a start may take, by deployment: as the inventory says, else as the kind of engine does."""
     return {
-        each.name: each.engine.start_deadline_s
-        or registry.load(
+        each.name: registry.load(
             "dynctl.agents.engines", each.engine.kind, "ENGINE"
-        ).capabilities.start_deadline_s
+        ).capabilities.deadline_s(each.engine.start_deadline_s)
         for each in wanted.deployments
     }
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dynctl.agents.client import AgentClient
 from dynctl.agents.protocol import AgentStatus
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import Inventory
@@ -21,9 +22,10 @@ from dynctl.deploy.observe import observe, seats_of
 from dynctl.deploy.preflight import Problem, preflight
 from dynctl.deploy.reach import reach_agents
 from dynctl.deploy.steps import HostState, Step, Tell
-from dynctl.errors import DeployError, DynctlError, ExitCode
+from dynctl.errors import DeployError, ExitCode
 from dynctl.inventory.duplicates import refuse_duplicates
 from dynctl.remote.fleet import Fleet
+from dynctl.remote.outcomes import raise_any_failure
 
 FILE_PATHS = ("tls/ca.crt", "tls/host.crt", "tls/host.key", "tls/router.crt", "tls/router.key")
 
@@ -67,11 +69,9 @@ async def compare(
     sources, copies = tokenizer_paths(plan, inventory), copied_paths(plan, inventory)
     managed = [*FILE_PATHS, *secret_paths(inventory), *server_tls_paths(inventory)]
     files = {name: [*managed, *sources.get(name, ()), *copies.get(name, ())] for name in seats}
-    states: dict[str, HostState] = {}
-    for name, result in (await observe(inventory, fleet, seats, files)).items():
-        if isinstance(result, DynctlError):
-            raise result
-        states[name] = result
+    found = await observe(inventory, fleet, seats, files)
+    raise_any_failure(found)
+    states = {name: state for name, state in found.items() if isinstance(state, HostState)}
     digests = {name: dict(states[name].files) for name in sources}
     goals = make_goals(plan, inventory, topology, seats, digests)
     return Comparison(Work(inventory, fleet, seats, goals, states, tell), diff(goals.hosts, states))
@@ -97,9 +97,7 @@ async def change(comparison: Comparison) -> dict[str, AgentStatus]:
     names = {*work.goals.hosts, *(step.host_name for step in comparison.steps)}
     seats = {name: work.seats[name] for name in names}
     async with hold_locks(work.fleet, seats, "dynctl up") as held:
-        for fence in held.values():
-            if isinstance(fence, DynctlError):
-                raise fence  # nothing was changed, and nothing may be without all locks
+        raise_any_failure(held)  # nothing was changed, and nothing may be without all locks
         # The locks gave the same number on every host, so that each agent gets its own host's.
         [fence] = {fence for fence in held.values() if isinstance(fence, int)}
         return await apply(work, comparison.steps, fence)
@@ -113,10 +111,8 @@ async def confirm_ready(comparison: Comparison) -> dict[str, AgentStatus]:
     """
     work = comparison.work
     async with reach_agents(work.inventory, work.fleet, sorted(work.goals.hosts)) as clients:
-        for client in clients.values():
-            if isinstance(client, DynctlError):
-                raise client
+        raise_any_failure(clients)
         ready = {
-            name: client for name, client in clients.items() if not isinstance(client, DynctlError)
+            name: client for name, client in clients.items() if isinstance(client, AgentClient)
         }
         return await wait_ready(ready, work.goals, work.tell)

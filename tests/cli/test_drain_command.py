@@ -7,7 +7,7 @@ import pytest
 from dynctl.agents.protocol import AgentStatus
 from dynctl.cli import drain as command
 from dynctl.core.deployment import EngineState, UnitStatus
-from dynctl.errors import ConnectError, ExitCode
+from dynctl.errors import ConnectError, ExitCode, TrustError
 
 LOST = ConnectError("gpu-3: no route to host", "check the network")
 
@@ -72,6 +72,27 @@ def test_of_a_glob_what_answers_is_drained_and_the_rest_named(drain):
     assert "brought back: gpu-2" in said
     assert drain(hosts, "chat-*", "--yes")[0] == ExitCode.OK, "no host is meant by it"
     assert drain(hosts, "gpu-3*", "--yes")[0] == ExitCode.REFUSED
+
+
+@pytest.mark.parametrize("words", [("gpu-*",), ("gpu-3", "gpu-4"), ("chat-decode-0",)])
+def test_where_all_hosts_fail_all_are_named(drain, words):
+    changed = TrustError("gpu-4: its host key has changed", "look why")
+
+    code, said = drain({"gpu-3": LOST, "gpu-4": changed}, *words, "--yes")
+
+    assert code == ExitCode.TRUST
+    assert "error: gpu-3: no route to host\n  gpu-4: its host key has changed\n" in said
+
+
+def test_hosts_meant_by_name_are_all_named_when_they_do_not_answer(drain):
+    agent = Agent("chat-decode-0")
+    hosts = {"gpu-2": agent, "gpu-3": LOST, "gpu-4": ConnectError("gpu-4: timed out")}
+
+    code, said = drain(hosts, "gpu-2", "gpu-3", "gpu-4", "--yes")
+
+    assert code == ExitCode.REFUSED
+    assert "gpu-3: no route to host\n  gpu-4: timed out" in said
+    assert agent.unit.state is EngineState.READY
 
 
 def test_an_interrupt_says_that_nothing_was_changed_until_something_is(drain, monkeypatch):

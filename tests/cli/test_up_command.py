@@ -1,8 +1,15 @@
 """What `dynctl up` is given beside an inventory."""
 
+from dataclasses import replace
+
 import pytest
 
+from dynctl.agents.protocol import AgentStatus
+from dynctl.cli import up
 from dynctl.cli.main import run
+from dynctl.core.deployment import EngineState, UnitStatus
+from dynctl.core.inventory import HostEntry, Inventory
+from dynctl.core.plan import Plan, PlannedDeployment, RouterPlan
 
 
 @pytest.mark.parametrize("name", ["inventory.yaml", "cluster.py"])
@@ -15,3 +22,19 @@ def test_an_inventory_given_as_the_plan_is_recognised(tmp_path, monkeypatch, cap
     said = capsys.readouterr().err
     assert f"error: {name} is no plan" in said
     assert f"dynctl up -i {name}" in said
+
+
+def test_only_of_what_serves_the_address_is_shown(capsys):
+    chat = PlannedDeployment("chat", "sim", "sim", (), RouterPlan("a", "127.0.0.1:8000", "kv"))
+    mail = replace(chat, name="mail", router=RouterPlan("a", "127.0.0.1:8001", "kv"))
+    facts = ("1", "c", "a", 1, 1, "d1", "b1", "boot", 1, 0.0)
+    held = UnitStatus("chat-0", "engine", EngineState.STOPPED, deployment="chat", is_held=True)
+    ready = UnitStatus("mail-0", "engine", EngineState.READY, deployment="mail")
+
+    up._show_addresses(
+        Inventory("c", (HostEntry("a", "a"),), path="inventory.yaml"),
+        Plan("c", (), (chat, mail)),
+        {"a": AgentStatus(*facts, units=(held, ready))},
+    )
+
+    assert capsys.readouterr().out == "mail  http://127.0.0.1:8001/v1  on a\n"
