@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from dynctl.bench.causes import cause
 from dynctl.bench.record import OK
 from dynctl.bench.stream import Stream
 from dynctl.bench.workload import Ask, prompt_text
@@ -153,10 +154,11 @@ class Target:
                 outcome, error = await self._exchange(body, stream)
         except TimeoutError:
             outcome, error = "timeout", f"no end within {self._timeout_s:g} s"
-        except aiohttp.ClientConnectorError as failure:
-            outcome, error = "connect", str(failure)
+        except aiohttp.ClientConnectionError as failure:
+            is_connect = isinstance(failure, aiohttp.ClientConnectorError)
+            outcome, error = "connect" if is_connect else "broken stream", cause(failure)[0]
         except (aiohttp.ClientError, OSError) as failure:
-            outcome, error = "broken stream", f"{type(failure).__name__}: {failure}"
+            outcome, error = "broken stream", cause(failure)[0]
         return Reply(outcome, clean(error), sent_s, stream)
 
     async def _exchange(self, body: bytes, stream: Stream) -> tuple[str, str]:
@@ -202,10 +204,8 @@ class Target:
             ):
                 answer = await response.read()
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise ConnectError(
-                f"{self.url}{path} does not answer: {clean(str(error)) or type(error).__name__}",
-                "is it up? `dynctl status` shows where the router listens",
-            ) from error
+            why, next_step = cause(error)
+            raise ConnectError(f"{self.url}{path} does not answer: {why}", next_step) from error
         if response.status == 401:
             raise UsageError(f"{self.url} wants an API key", "pass it with --api-key-env NAME")
         if response.status != 200:

@@ -1,5 +1,6 @@
 """`dynctl bench run`: drive load against a deployment and report what it did. IO: HTTP, files, terminal."""
 
+import errno
 import os
 import secrets
 import time
@@ -123,6 +124,8 @@ def run(  # noqa: PLR0917 - one parameter per option
         block_size_tokens=block_size,
     )
     asked = Asked(_known_api(api), _api_key(api_key_env), None if model == "auto" else model, yes)
+    _check_url(url)
+    _make_directory(out)
     started_unix_s = time.time()
 
     async def main() -> "tuple[Report, tuple[Record, ...]]":
@@ -132,12 +135,14 @@ def run(  # noqa: PLR0917 - one parameter per option
 
     report, records = wait_for(main())
     report.facts["started_unix_s"] = started_unix_s
-    if out is not None:
-        _write(out, report, records)
-    if output is Output.JSON:
-        emit_json(report)
-    else:
-        _show(report)
+    try:
+        if out is not None:
+            _write(out, report, records)
+    finally:
+        if output is Output.JSON:
+            emit_json(report)
+        else:
+            _show(report)
     if report.exit_code is not ExitCode.OK:
         raise typer.Exit(int(report.exit_code))
 
@@ -153,6 +158,34 @@ class Asked:
 
     def __repr__(self) -> str:
         return f"Asked({self.api}, {self.model})"
+
+
+def _check_url(url: str | None) -> None:
+    from urllib.parse import urlsplit
+
+    if url is None:
+        return
+    try:
+        parts = urlsplit(url)
+        is_right = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:
+        is_right = False
+    if not is_right:
+        raise UsageError(f"--url {url!r} is no address of a server", "write http://HOST:PORT")
+
+
+def _make_directory(out: Path | None) -> None:
+    """Nobody shall drive load for an hour and find then that its result cannot be written."""
+    if out is None:
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if not os.access(out, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise UsageError(
+            f"--out {out}: cannot write there: {error.strerror}", "name another directory"
+        ) from error
 
 
 def _known_api(api: str) -> str:
@@ -251,19 +284,29 @@ def _versions() -> dict[str, Any]:
 async def _router_url(path: Path, deployment: str | None, *, local: bool) -> str:
     """Ask the agents where the deployment's router listens."""
     from dynctl.cli.session import load
-    from dynctl.deploy.reach import reach_agents
+    from dynctl.deploy.reach import NotHereError, reach_agents
     from dynctl.remote.fleet import open_fleet
+    from dynctl.remote.outcomes import failures_of, raise_any_failure
 
     wanted = load(path, local=local)
     found: dict[str, str] = {}
     async with open_fleet(wanted.hosts, wanted.ssh) as fleet, reach_agents(wanted, fleet) as agents:
+        silent = {
+            name: error
+            for name, error in failures_of(agents).items()
+            if not isinstance(error, NotHereError)
+        }
         for host_name, agent in agents.items():
             if isinstance(agent, DynctlError):
                 continue
             for unit in (await agent.status()).units:
                 if unit.kind == "router" and unit.url:
                     found[unit.deployment] = _reachable_url(wanted, host_name, unit.url)
+    if deployment not in found:
+        for error in silent.values() if found else ():
+            say(f"note: {error.message}")
     if not found:
+        raise_any_failure(silent)
         raise DynctlError(
             f"no router of cluster {wanted.cluster} runs on any host",
             "dynctl up starts it; or name a server: --url http://HOST:PORT",

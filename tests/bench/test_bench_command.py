@@ -125,18 +125,31 @@ def test_an_interrupt_writes_the_partial_result_and_exits_130(served, tmp_path, 
     assert "PARTIAL" in capsys.readouterr().out
 
 
-def test_a_directory_that_cannot_be_written_is_an_error_not_a_traceback(served, tmp_path, capsys):
+def test_a_directory_that_cannot_be_written_is_refused_before_anything_is_sent(
+    served, tmp_path, capsys
+):
     (tmp_path / "file").write_text("")
+    server = served()
 
-    assert bench(served(), "--out", str(tmp_path / "file" / "x")) == ExitCode.ERROR
-    assert "cannot write" in capsys.readouterr().err
+    assert bench(server, "--out", str(tmp_path / "file" / "x")) == ExitCode.USAGE
+    assert "cannot write there: Not a directory" in capsys.readouterr().err
+    assert server.bodies == []
+
+
+def test_what_was_measured_is_shown_though_it_cannot_be_written(served, tmp_path, capsys):
+    (tmp_path / "result.json").mkdir()
+
+    assert bench(served(), "--out", str(tmp_path)) == ExitCode.ERROR
+    out, err = capsys.readouterr()
+    assert "10 sent, 10 answered" in out
+    assert f"cannot write to {tmp_path}: Is a directory" in err
 
 
 @pytest.mark.parametrize(
     "args",
     [["--workload", "nonsense"], ["--load", "fast"], ["--duration", "soon"], ["--duration", "0s"], ["--slo", "p99=3"],
      ["--slo", "ttft=-1"], ["--api", "soap"], ["--api-key-env", "NO_SUCH_VARIABLE"], ["--model", "other"],
-     ["--block-size", "0"]],
+     ["--block-size", "0"], ["--url", "127.0.0.1:8000"], ["--url", "http://:80"], ["--url", "http://h:70000"]],
 )  # fmt: skip
 def test_what_makes_no_sense_exits_2_before_anything_is_sent(served, args, capsys):
     server = served()
