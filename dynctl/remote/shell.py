@@ -16,6 +16,11 @@ from dynctl.remote.port import MAX_LINE_BYTES, check_command
 MAX_LINE_CHARS = 120_000
 """Linux passes at most 128 KiB in one argument, and the login shell gets the whole line as one."""
 
+_KILL_AFTER_S = 2
+"""What was asked to end is killed then."""
+HAS_TIMEOUT = ("timeout", "-k", "1", "9", "true")
+"""Whether a host has a `timeout` that `wrap` can use: busybox had none that kills for long."""
+
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_./:=,@+ -]")
 
 
@@ -24,15 +29,18 @@ def quote(word: str) -> str:
     return "'" + word.replace("'", "'\\''") + "'"
 
 
-def wrap(command: Command, nonce: str) -> str:
+def wrap(command: Command, nonce: str, limit_s: int | None = None) -> str:
     """Write the line that runs a command under any login shell, its output between marks made of `nonce`.
+
+    `limit_s`: the host's own `timeout` ends the command and its process group then, whoever is still connected.
 
     Raises:
         CommandError: when the command is none, or longer than a line may be.
     """
     check_command(command)
     exports = "".join(f"export {name}={quote(value)}; " for name, value in command.env)
-    words = " ".join(quote(word) for word in command.argv)
+    limit = () if limit_s is None else ("timeout", "-k", str(_KILL_AFTER_S), str(limit_s))
+    words = " ".join(quote(word) for word in (*limit, *command.argv))
     begin, end = _marks(nonce)
     script = (
         f'{{ read -r s < /proc/$$/stat && set -- ${{s##*")"}}; }} 2>/dev/null; '

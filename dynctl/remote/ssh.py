@@ -8,6 +8,7 @@ IO: ssh, files (temporary directories for forwarded sockets).
 import asyncio
 import contextlib
 import hashlib
+import math
 import secrets
 import shutil
 import tempfile
@@ -22,10 +23,14 @@ from dynctl.errors import CommandError, ConnectError, UnknownOutcomeError
 from dynctl.remote.connect import Connector, Link
 from dynctl.remote.port import MAX_OUTPUT_BYTES, expand, tail
 from dynctl.remote.routes import Hop
-from dynctl.remote.shell import MarkedLines, as_signal, between, end_session, wrap
+from dynctl.remote.shell import HAS_TIMEOUT, MarkedLines, as_signal, between, end_session, wrap
 
 MAX_CHANNELS = 8
 """Commands at a time on one connection; sshd's MaxSessions is 10 unless somebody lowered it."""
+
+_HOST_LIMIT_AFTER_S = 5
+"""Later than our own time limit the host ends a command by itself: when the link was lost, or where a server gives commands
+no session of their own, so that we cannot end one that ignores a signal."""
 
 _CHUNK_BYTES = 256 * 1024
 _SLOWEST_BYTES_S = 100 * 1024
@@ -35,6 +40,7 @@ _CLOSE_TIMEOUT_S = 2.0
 _SESSION_RETRY_S = 0.1
 _MAX_SESSION_TRIES = 20
 
+_ASK = """printf '%s\\0' "$HOME"; "$@" 2>/dev/null && printf yes"""
 # $1 directory, $2 temporary file, $3 target, $4 mode, $5 SHA-256.
 _PUT = """
 umask 077
@@ -62,6 +68,7 @@ class SshRemote:
         self._relink = asyncio.Lock()
         self._channels = asyncio.Semaphore(MAX_CHANNELS)
         self._num_open = 0
+        self._has_timeout = False
 
     @classmethod
     async def open(cls, name: str, hop: Hop, connector: Connector) -> "SshRemote":
@@ -73,8 +80,10 @@ class SshRemote:
         """
         remote = cls(name, hop, connector, await connector.connect(name, hop))
         try:
-            done = await remote.run(Command(("sh", "-c", 'printf %s "$HOME"'), timeout_s=20.0))
-            remote.home = done.stdout.decode("utf-8", "replace")
+            done = await remote.run(Command(("sh", "-c", _ASK, "sh", *HAS_TIMEOUT), timeout_s=20.0))
+            home, _, has_timeout = done.stdout.partition(b"\0")
+            remote.home = home.decode("utf-8", "replace")
+            remote._has_timeout = has_timeout == b"yes"
         except BaseException:
             await remote.close()
             raise
@@ -217,7 +226,8 @@ class SshRemote:
 
     async def _run(self, command: Command, pieces: AsyncIterator[bytes]) -> Completed:
         nonce = secrets.token_hex(16)
-        line = wrap(command, nonce)
+        limit_s = math.ceil(command.timeout_s) + _HOST_LIMIT_AFTER_S
+        line = wrap(command, nonce, limit_s if self._has_timeout else None)
         async with self._channels:
             try:
                 async with asyncio.timeout(command.timeout_s):

@@ -223,7 +223,7 @@ def test_leaving_a_stream_ends_its_command_on_the_host(reached, runs, ended):
 def test_a_killed_sshd_leaves_the_outcome_unknown_and_the_next_command_works(
     reached, tmp_path, eventually
 ):
-    """What the command started goes on, since nobody is left on the host who would end it."""
+    """What the command started goes on until its time limit: nobody is left on the host who would end it before."""
     pid_file = tmp_path / "pid"
 
     async def work(remote, server):
@@ -239,6 +239,24 @@ def test_a_killed_sshd_leaves_the_outcome_unknown_and_the_next_command_works(
             os.kill(int(pid_file.read_text()), signal.SIGKILL)
 
     assert reached(work) == b"back\n"
+
+
+def test_what_a_lost_link_leaves_running_ends_with_its_time_limit(
+    reached, tmp_path, eventually, ended, monkeypatch
+):
+    monkeypatch.setattr("dynctl.remote.ssh._HOST_LIMIT_AFTER_S", -20)
+    pid_file = tmp_path / "pid"
+
+    async def work(remote, server):
+        script = f"trap '' TERM; echo $$ > {pid_file}.new && mv {pid_file}.new {pid_file}; while :; do sleep 600; done"
+        running = asyncio.create_task(remote.run(Command(("sh", "-c", script), timeout_s=30.0)))
+        await eventually(pid_file.exists, "the command runs")
+        server.cut()
+        with pytest.raises(UnknownOutcomeError):
+            await running
+        await asyncio.to_thread(ended, int(pid_file.read_text()))
+
+    reached(work)
 
 
 def test_fewer_sessions_than_we_would_use_only_make_it_slower(reached):

@@ -146,6 +146,23 @@ def test_a_session_that_commands_share_is_left_alone(shared_session, runs, until
     assert server.poll() is None
 
 
+def test_a_host_with_timeout_ends_what_ignores_signals_where_commands_share_a_session():
+    script = "trap '' TERM; sh -c 'trap \"\" TERM; sleep 600' & wait; sleep 600"
+    line = wrap(Command(("sh", "-c", script)), NONCE, limit_s=1)
+
+    done = subprocess.run(["sh", "-c", line], capture_output=True, check=False)
+
+    marked = between(done.stdout, NONCE)
+    assert as_signal(marked.exit_status) == -9, done
+
+
+def test_a_limit_changes_no_status_of_what_ends_before_it():
+    for script, status in (("exit 7", 7), ("kill -TERM $$", -15), ("exec nothing-here", 127)):
+        line = wrap(Command(("sh", "-c", script)), NONCE, limit_s=60)
+        done = subprocess.run(["sh", "-c", line], capture_output=True, check=False)
+        assert as_signal(between(done.stdout, NONCE).exit_status) == status
+
+
 @pytest.mark.parametrize("shell", ["sh", "bash", "dash", "zsh", "tcsh", "fish"])
 def test_what_a_command_left_behind_is_ended_once_its_shell_is_gone(shell, until, ended):
     if shutil.which(shell) is None:

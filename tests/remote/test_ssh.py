@@ -112,7 +112,9 @@ def test_a_command_over_its_time_limit_is_unknown_and_ended_on_the_host(sshd, ho
 
 
 def test_a_shell_that_is_killed_leaves_the_outcome_unknown(sshd, home):
-    command = Command(("sh", "-c", 'kill -9 "$PPID"; sleep 1'))
+    # The shell's child is `timeout`, which runs this.
+    kill = 'read -r line < "/proc/$PPID/stat"; set -- ${line##*")"}; kill -9 "$2"; sleep 1'
+    command = Command(("sh", "-c", kill))
 
     with pytest.raises(UnknownOutcomeError, match="shell was ended"):
         with_remote(sshd, home, lambda remote: remote.run(command))
