@@ -65,7 +65,6 @@ class Handler(BaseHTTPRequestHandler):
         while hang.exists():
             hang.with_name(f"{hang.name}.asked").touch()
             time.sleep(0.05)
-        time.sleep(self.options.think)
         self._send({"choices": [{"text": "1"}]})
 
 
@@ -98,7 +97,6 @@ def main():
     parser.add_argument("--busy-file", default=NEVER)
     parser.add_argument("--sleep-first", type=float, default=0.0)
     parser.add_argument("--hang-file", default=NEVER)
-    parser.add_argument("--think", type=float, default=0.0)
     options, _ = parser.parse_known_args()
     options.model = options.serves or options.model
     Handler.options = options

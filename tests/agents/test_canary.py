@@ -3,11 +3,14 @@
 import asyncio
 import contextlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from dynctl.agents import canary
 from dynctl.agents.canary import CanarySettings
 from dynctl.core.deployment import EngineState as S
+from dynctl.core.snapshot import EngineSample
 
 pytestmark = pytest.mark.usefixtures("no_process_left")
 
@@ -61,27 +64,65 @@ def test_requests_without_a_step_for_long_are_a_hang(watched, tools, root_path):
     watched(body, {"hang-file": str(hang), "busy-file": str(busy)}, stall_s=1.0)
 
 
-@pytest.mark.parametrize("fault", ["busy", "slow"])
-def test_engine_that_works_is_never_restarted(watched, root_path, fault):
-    """Busy for less than the limit, or slower than the shortest limit but no slower than it always is."""
+def test_engine_that_is_busy_for_less_than_the_limit_is_not_restarted(watched, root_path):
     busy, hang = root_path / "busy", root_path / "hang"
-    flags = {"hang-file": str(hang), "busy-file": str(busy)}
 
     async def body(supervisor, unit):
         first = unit.run.incarnation
         for _ in range(4):
             with contextlib.suppress(FileNotFoundError):
                 busy.unlink()
-            if fault == "busy":
-                busy.touch()
+            busy.touch()
             await asyncio.sleep(1.0)
         assert unit.run.incarnation == first
         assert unit.life.state is S.READY
 
-    # Its own time, three times over, is far above what a busy test machine adds.
-    slow = (flags | {"think": "1.5"}, {"cpu_answer_s": 0.5})
-    told, limits = slow if fault == "slow" else (flags, {})
-    watched(body, told, **limits)
+    watched(body, {"hang-file": str(hang), "busy-file": str(busy)})
+
+
+class Idle:
+    """An engine that is asked for tokens and takes its time for each, by a clock of its own."""
+
+    wish = SimpleNamespace(device="cpu")
+
+    def __init__(self, monkeypatch, thinks_s):
+        self.now_s, self.thinks_s = 0.0, list(thinks_s)
+        monkeypatch.setattr(canary, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr(canary, "_slept_late", self.slept_late)
+
+    async def slept_late(self, seconds):
+        if not self.thinks_s:
+            raise asyncio.CancelledError
+        self.now_s += seconds
+        return False
+
+    async def look(self, run):
+        return EngineSample("e0", "i0"), "[]"
+
+    async def says_token(self, run, limit_s):
+        think_s = self.thinks_s.pop(0)
+        self.now_s += min(think_s, limit_s)
+        return think_s <= limit_s
+
+
+def until_hung(engine):
+    """Why it was taken for hung; None: it never was."""
+    try:
+        cause = asyncio.run(canary.until_hung(engine, None, replace(SETTINGS, cpu_answer_s=0.5)))
+    except asyncio.CancelledError:
+        return None
+    return cause.text
+
+
+def test_engine_slower_than_the_shortest_limit_but_no_slower_than_it_always_is_works(monkeypatch):
+    usual_s = [1.5, 1.5, 1.5]
+
+    assert until_hung(Idle(monkeypatch, [*usual_s, 4.4, 4.4, *usual_s])) is None
+    assert until_hung(Idle(monkeypatch, [*usual_s, 4.6, 1.5, 4.6, 1.5])) is None
+    text = "hung: idle, and gave no token within 4.5 s, twice"
+    assert until_hung(Idle(monkeypatch, [*usual_s, 4.6, 4.6])) == text
+    text = "hung: idle, and gave no token within 15.0 s, twice"
+    assert until_hung(Idle(monkeypatch, [15.1, 15.1])) == text
 
 
 def test_starved_host_concludes_nothing(watched, root_path, monkeypatch):

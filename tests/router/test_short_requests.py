@@ -202,27 +202,12 @@ class _Held:
         pass
 
 
-def test_a_client_that_leaves_before_the_first_token_is_noticed(run):
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_leaves_is_noticed_and_its_work_cancelled(run, is_stream):
     async def main():
         engine = FakeEngine(script=lambda body: "stall")
         async with routed(engine) as bench:
-            task = asyncio.create_task(bench.client.complete(stream=True))
-            await until(lambda: engine.num_running == 1)
-            assert short_ones(bench) == 1
-            task.cancel()
-            await asyncio.wait([task])
-            await until(lambda: engine.num_gone == 1)
-            await until(lambda: not bench.desk.flights)
-            bench.assert_books_balance()
-
-    run(main)
-
-
-def test_a_client_that_leaves_is_noticed_and_its_work_cancelled(run):
-    async def main():
-        engine = FakeEngine(script=lambda body: "stall")
-        async with routed(engine) as bench:
-            task = asyncio.create_task(bench.client.complete())
+            task = asyncio.create_task(bench.client.complete(stream=is_stream))
             await until(lambda: engine.num_running == 1)
             assert short_ones(bench) == 1
             task.cancel()
