@@ -23,8 +23,8 @@ COMPILED = {
 """The way of a request and of a KV event through router and relay. Not: types that msgspec builds (it makes those classes
 itself), starting and stopping, what waits for sockets in coroutines."""
 
-IN_C = ["dynctl/kv/token_ids.c"]
-"""What mypyc cannot do without an object per number. Beside its source as well, and as short."""
+IN_C = ["dynctl/kv/plain_batch.c"]
+"""What mypyc cannot do without an object per number. Beside its source as well."""
 
 
 def _extensions():

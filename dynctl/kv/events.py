@@ -1,11 +1,13 @@
 """vLLM's KV event batches: decoding (map form of 2026, array form of 2025, both tolerant) and encoding (map form).
 
-Unknown event tags and fields are skipped and counted, sizes are bounded, nothing is ever unpickled. All of a batch is
-decoded in one go in the form its first event has; what does not fit is taken event by event.
+Unknown event tags and fields are skipped and counted, sizes are bounded, nothing is ever unpickled. A batch in the usual
+form is read in one step where that is compiled (`plain_batch`); else all of it is decoded in one go in the form its first
+event has; what does not fit is taken event by event.
 Written from captured batches of vLLM 0.32.0 (tests/kv/captures) and its wire notes.
 Not here: order and gaps (`sequence`), our hashes (`tracker`), sockets. Pure.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -22,7 +24,7 @@ from dynctl.core.kv import (
     medium_of,
 )
 from dynctl.errors import DynctlError
-from dynctl.kv import token_ids
+from dynctl.kv import plain_batch
 
 MAX_PAYLOAD_BYTES = 8 * 1024**2
 """Above any batch an engine makes in one step; a larger one is refused unread."""
@@ -31,6 +33,7 @@ _MAP_FIRST_BYTES = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
 _ARRAY_FIRST_BYTES = frozenset([bytes([head]) for head in (*range(0x90, 0xA0), 0xDC, 0xDD)])
 
 _Hash = int | bytes
+_Token = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 _BlockSize = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
 
 
@@ -52,7 +55,7 @@ class EventBatch(msgspec.Struct, frozen=True, gc=False):
 class _Stored(msgspec.Struct, tag="BlockStored", tag_field="type", gc=False):
     block_hashes: list[_Hash]
     parent_block_hash: _Hash | None
-    token_ids: msgspec.Raw
+    token_ids: list[_Token]
     block_size: _BlockSize
     lora_id: int | None = None
     medium: str | None = None
@@ -136,6 +139,9 @@ def decode(payload: bytes) -> EventBatch:
     """
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise EventError(f"a KV event batch of {len(payload)} bytes, more than {MAX_PAYLOAD_BYTES}")
+    plain = plain_batch.read(payload)
+    if plain is not None:
+        return EventBatch(*plain)
     try:
         batch = (_batches_of_arrays if _holds_arrays(payload) else _batches).decode(payload)
     except (msgspec.DecodeError, RecursionError):
@@ -190,10 +196,7 @@ def _to_core(event: _Stored | _Removed | _Cleared) -> KvEvent:
 
 def _stored(event: _Stored) -> BlockStored:
     handles, size, parent = _handles(event.block_hashes), event.block_size, event.parent_block_hash
-    try:
-        ids = token_ids.read(event.token_ids)
-    except ValueError as error:
-        raise EventError(f"token ids of {len(handles)} blocks: {error}") from error
+    ids = array("I", event.token_ids)
     # Offloading connectors may name blocks without saying what is in them.
     if not size or len(ids) != len(handles) * size:
         is_bare = len(ids) == 0 and medium_of(event.medium) != DEVICE
@@ -244,7 +247,7 @@ def _from_core(event: KvEvent) -> _Stored | _Removed | _Cleared:
         return _Stored(
             list(event.block_hashes),
             event.parent_block_hash,
-            msgspec.Raw(_encoder.encode(list(event.token_ids))),
+            list(event.token_ids),
             event.block_size,
             None,
             event.medium,
