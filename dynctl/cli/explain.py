@@ -19,6 +19,13 @@ from dynctl.core.text import clean
 
 _LAST = "last"
 _HITS = "hits"
+_SESSIONS = {
+    "followed": "followed: its last request went to this engine, and no engine holds more of this prompt than another",
+    "new": "not seen lately: this is the engine it goes on at",
+    "busy": "left its engine, which is clearly busier than the others: the policy chose",
+    "away": "left its engine, which is gone, full, started anew or failed this request: the policy chose",
+    "cache": "left to the policy: engines hold different amounts of this prompt, which says more",
+}
 _HIT_TARGETS = ("/policy", "/hits", "/findings", "/shadow")
 
 
@@ -163,6 +170,8 @@ def _show(decision: dict[str, Any]) -> None:
     emit(
         f"             {_ms(decision['ttft_ms'])} measured, after waiting {_ms(decision['waited_ms'])}"
     )
+    if decision.get("session"):
+        emit(f"  session    {_SESSIONS.get(decision['session'], decision['session'])}")
     if decision["path"]:
         emit(f"  KV         {_path(decision)}")
     other = decision["counterfactual"]

@@ -92,6 +92,9 @@ class Settings:
     warm_prefixes: int = 8
     """So many of the prefixes most conversations begin with are computed on an engine that joins others, before clients
     ask for them there; 0: none."""
+    session_ttl_s: float = 600.0
+    """For so long after its last request a session (`X-Dynctl-Session`) goes on at the engine that had that one; 0: the
+    field is not looked at."""
     engine_poll_s: float = 2.0
     """How often an engine without a relay is asked for its health."""
 

@@ -57,6 +57,8 @@ class Decision(msgspec.Struct, eq=False):
     """From arrival to sending: tokenising, waiting for room, an earlier leg."""
     loadable: list[Loadable | None] | None = None
     """What candidates have of the prompt in slower media; None: nothing."""
+    session: str = ""
+    """What became of its session (`sessions.Following.look`); empty: it named none, or the policy does not look at caches."""
 
     @property
     def engine(self) -> str:
@@ -160,6 +162,7 @@ class Decision(msgspec.Struct, eq=False):
             "outcome": self.outcome,
             "path": self.path_reason,
             "costs": None if self.costs is None else self.costs._asdict(),
+            "session": self.session,
             "counterfactual": self._counterfactual(),
             "is_reproduced": self.recompute() == self.position,
             "candidates": candidates,

@@ -28,6 +28,7 @@ from dynctl.router.placement import Placement
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.probes import Probes
 from dynctl.router.prompt import Hashers
+from dynctl.router.sessions import Sessions
 from dynctl.router.shadow import Shadow
 from dynctl.router.shared_books import SharedBooks
 from dynctl.router.sources.fleet import Fleet
@@ -80,7 +81,8 @@ class Desk:
         )
         self.policy_name = config.policy
         self.placement = Placement(
-            self.workers, self.index, load_policy(config.policy), settings, self.rng
+            *(self.workers, self.index, load_policy(config.policy), settings, self.rng),
+            Sessions(settings.session_ttl_s, are_processes_many=config.workers > 1),
         )
         self.ring = DecisionRing(settings.decisions)
         self.keys = Keys(config.api_keys)
@@ -258,6 +260,7 @@ class Desk:
         if self._ticks % _PROBE_EVERY == 0:
             self.workers.relax(now_s, self.index)
             self.first_events.look(now_s)
+            self.placement.sessions.sweep(now_s)
             for finding in self.probes.tick(now_s):
                 log.warning("engine %s: %s (%s)", clean(finding.engine), finding.text, finding.hint)
         if self._ticks % _CHECK_EVERY == 0:
@@ -332,6 +335,7 @@ class Desk:
             {(worker.id,): self.index.num_slower_blocks(worker.id) for worker in workers},
             engine,
         )
+        yield from self.placement.sessions.exposition()
         yield from gauge("tokenizer_engines", "Engines by parity.", by_parity, ("parity",))
         yield from gauge("index_blocks", "Distinct block hashes.", {(): len(self.index)})
         parts: dict[tuple[str, ...], float] = {

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 from dynctl.core.text import clean
@@ -41,11 +40,10 @@ from dynctl.router.handoff import (
 )
 from dynctl.router.ledger import Ledger
 from dynctl.router.legs import LegSink
-from dynctl.router.orders import local_reason, route_key
+from dynctl.router.orders import local_reason, route_key, session_of
 from dynctl.router.placement import Order, Placed, Unplaced
 from dynctl.router.prompt import Prompt
 from dynctl.router.reply import Reply
-from dynctl.router.text_blocks import spelled
 from dynctl.router.tokens import Tokenized
 from dynctl.router.transfer import transfer_fault
 
@@ -188,11 +186,7 @@ class Flight:
         desk = self._desk
         desk.metrics.tokenized.add(tokenized.how)
         self._is_text = tokenized.how == "text"
-        self._prompt = (
-            Prompt.guessed(desk.hashers, tokenized.num_chars)
-            if tokenized.ids is None
-            else Prompt.known(desk.hashers, tokenized.ids, partial(spelled, self.request))
-        )
+        self._prompt = tokenized.prompt(desk.hashers, self.request)
         self._do(self._handoff.started())
 
     # The engine tells (through `legs`)…
@@ -338,6 +332,7 @@ class Flight:
             route_key(self._exchange.request, self.request),
             self._shown_id.decode(),
             self._may_repeat,
+            session_of(self._exchange.request) if desk.settings.session_ttl_s else b"",
         )
         result: Placed | Unplaced
         if not action.wants_main:

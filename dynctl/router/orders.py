@@ -6,6 +6,7 @@ from dynctl.router.turns import CLASSES, NORMAL
 
 _MAX_ROUTE_KEY_BYTES = 64
 _MAX_DEADLINE_DIGITS = 9
+_MAX_SESSION_BYTES = 128
 
 
 def route_key(head: Request, request: ApiRequest) -> str:
@@ -14,6 +15,12 @@ def route_key(head: Request, request: ApiRequest) -> str:
     if given is not None and len(given) <= _MAX_ROUTE_KEY_BYTES:
         return given.decode("latin-1")
     return f"{request.endpoint}:{request.max_tokens}"
+
+
+def session_of(head: Request) -> bytes:
+    """The session a request says it belongs to; empty where it names none, or by a name too long to keep."""
+    given = head.header(b"x-dynctl-session")
+    return given if given is not None and len(given) <= _MAX_SESSION_BYTES else b""
 
 
 def level_of(head: Request, top: int) -> int:

@@ -22,6 +22,7 @@ from dynctl.router.overlaps import Overlaps
 from dynctl.router.policies.least_loaded import POLICY as PLAIN
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.prompt import Prompt
+from dynctl.router.sessions import Following, Sessions
 from dynctl.router.shadow import Shadow
 from dynctl.router.transfer_cost import (
     Links,
@@ -57,6 +58,8 @@ class Order(NamedTuple):
     """The request id the client reads; its own where it sent one."""
     may_repeat: bool = False
     """Whether an excluded engine may be tried again when there is no other."""
+    session: bytes = b""
+    """The session it says it belongs to; empty: none."""
 
 
 @dataclass(slots=True)
@@ -112,12 +115,14 @@ class Placement:
         policy: Policy,
         settings: Settings,
         rng: random.Random,
+        sessions: Sessions | None = None,
     ) -> None:
         self.workers = workers
         self.overlaps = Overlaps(index)
         self.policy = policy
         self.links = Links(settings.transfer_setup_ms, settings.transfer_ms_per_token)
         self.breaker = RoutingBreaker()
+        self.sessions = sessions or Sessions(settings.session_ttl_s)
         self.shadow: Shadow | None = None
         """Another policy, asked the same and not obeyed."""
         self._settings = settings
@@ -314,7 +319,10 @@ class Placement:
         )
         self._num_decisions += 1
         loads = [worker.cached_load or worker.load() for worker in workers]
-        policy, overlaps, position, draw = self._choose(need, loads, held)
+        wanted: Policy = self.policy
+        if order.session and wanted.uses_index:
+            wanted = self.sessions.following(wanted, order.session, leg, workers, now_s)
+        policy, overlaps, position, draw = self._choose(wanted, need, loads, held)
         decision = Decision(
             order.request_id,
             leg,
@@ -330,6 +338,8 @@ class Placement:
         )
         if held is not None and overlaps is held.tokens:
             decision.loadable = held.loadable
+            if isinstance(policy, Following):
+                _, decision.session = policy.look(loads, overlaps)
         else:
             decision.is_fallback = True
         return _Pick(workers, decision)
@@ -350,10 +360,10 @@ class Placement:
             return None
 
     def _choose(
-        self, need: Need, loads: list[Load], held: Held | None
+        self, policy: Policy, need: Need, loads: list[Load], held: Held | None
     ) -> tuple[Policy, list[int], int, float]:
         """Ask the policy; where that fails the plain rule decides: requests never fail by routing."""
-        policy, draw = self.policy, self._rng.random()
+        draw = self._rng.random()
         if held is not None:
             try:
                 position = policy.choose(need, loads, held.tokens, draw)
@@ -371,6 +381,9 @@ class Placement:
         decision, worker, prompt = pick.decision, pick.worker, order.prompt
         need = decision.need
         self.workers.num_sent += 1
+        if order.session:
+            result = decision.session
+            self.sessions.sent(order.session, decision.leg, worker, need.now_s, result)
         uncached = 0 if decision.leg == "decode" else max(need.prompt_tokens - pick.overlap, 1)
         if self.policy.uses_index:
             self._expect(prompt, worker, decision.device_tokens, need.now_s)

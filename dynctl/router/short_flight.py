@@ -20,7 +20,7 @@ from dynctl.router.decisions import Decision
 from dynctl.router.flight import Flight
 from dynctl.router.handoff import Leg
 from dynctl.router.legs import MAX_ANSWER_BYTES, LegSink
-from dynctl.router.orders import route_key
+from dynctl.router.orders import route_key, session_of
 from dynctl.router.placement import Placed
 from dynctl.router.policies.least_loaded import POLICY as PLAIN
 from dynctl.router.prompt import CHARS_PER_TOKEN, Prompt
@@ -63,6 +63,7 @@ def begin_short(
         or desk.placement.shadow is not None
         or len(desk.line)
         or exchange.request.header(b"x-dynctl-explain") is not None
+        or (session_of(exchange.request) and desk.settings.session_ttl_s)
         or (number := num_chars(request)) >= desk.settings.short_request_chars
     ):
         return False

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from tokenizers import Tokenizer
 from dynctl.errors import RouterError
 from dynctl.router.api.requests import CHAT, ApiRequest
 from dynctl.router.config import Settings
+from dynctl.router.prompt import Hashers, Prompt
 from dynctl.router.template import ChatTemplate
-from dynctl.router.text_blocks import pseudo_ids
+from dynctl.router.text_blocks import pseudo_ids, spelled
 from dynctl.router.units import UnitCutter
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
@@ -133,6 +135,12 @@ class Tokenized(msgspec.Struct, frozen=True):
     num_chars: int
     how: str
     """`given`, `short`, `cache`, `inline`, `thread`, `text` or `none`."""
+
+    def prompt(self, hashers: Hashers, request: ApiRequest) -> Prompt:
+        """The prompt as routing needs it."""
+        if self.ids is None:
+            return Prompt.guessed(hashers, self.num_chars)
+        return Prompt.known(hashers, self.ids, partial(spelled, request))
 
 
 class PromptTokens:
