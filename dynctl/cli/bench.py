@@ -248,16 +248,19 @@ async def _drive(url: str, asked: Asked, wish: "Wish") -> "tuple[Report, tuple[R
         say(f"bench {url} {target.model}: {wish.workload.text}, {wish.load}, {wish.duration_s:g} s")
 
         def interrupt() -> None:
-            # A second Ctrl-C ends the process the usual way.
+            # A second one ends the process the usual way.
             loop.remove_signal_handler(signal.SIGINT)
+            loop.remove_signal_handler(signal.SIGTERM)
             say("interrupted: writing what was measured so far")
             stop.set()
 
-        loop.add_signal_handler(signal.SIGINT, interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, interrupt)
         try:
             measured = await Drive(target, wish, count, stop).run(say)
         finally:
             loop.remove_signal_handler(signal.SIGINT)
+            loop.remove_signal_handler(signal.SIGTERM)
         report = make_report(wish.setting(target, count), measured)
         report.facts.update(_versions(), server_version=await target.version())
     return report, measured.records

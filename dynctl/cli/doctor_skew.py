@@ -9,7 +9,7 @@ import typer
 
 from dynctl.cli.options import Output
 from dynctl.cli.output import emit, emit_json, table
-from dynctl.cli.routers import ask_routers
+from dynctl.cli.routers import NothingDecidedError, ask_routers
 from dynctl.core.text import clean
 
 if TYPE_CHECKING:
@@ -25,15 +25,13 @@ def show_skew(inventory: Path, admin_socket: Path | None, output: Output, *, loc
         DynctlError: when no router answers, or none has decided anything yet; exit 3 when some host could not be asked.
         Exit: with 6, when some pool is loaded unevenly.
     """
-    from dynctl.errors import DynctlError, ExitCode
+    from dynctl.errors import ExitCode
 
     answers = ask_routers(admin_socket, inventory, _TARGETS, local=local)
     found = _judged({router: sums for router, (sums,) in answers.by_router.items()})
     if not any(found.values()):
         answers.raise_failures("answered")
-        raise DynctlError(
-            "no router has decided anything yet", "send it requests, or run dynctl bench"
-        )
+        raise NothingDecidedError
     if output is Output.JSON:
         emit_json({"schema": "dynctl.skew/1", "routers": _plain(found)})
     else:

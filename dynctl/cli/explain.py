@@ -14,7 +14,7 @@ from dynctl.cli.options import (
     OutputOption,
 )
 from dynctl.cli.output import emit, emit_json, say, table
-from dynctl.cli.routers import ask_routers
+from dynctl.cli.routers import NothingDecidedError, ask_routers
 from dynctl.core.text import clean
 
 _LAST = "last"
@@ -61,11 +61,13 @@ def command(
         return
     decisions = _of_one_request([d for (found,) in answers.by_router.values() for d in found])
     if not decisions:
-        if any(answers.by_host.values()):
+        if any(answers.by_host.values()) and request != _LAST:
             say(f"no router that answers remembers request {clean(request)}")
         answers.raise_failures("answered")
+        if request == _LAST:
+            raise NothingDecidedError
         raise DynctlError(
-            f"no router remembers request {request}",
+            f"no router remembers request {clean(request)}",
             "ids are in the answer's X-Request-Id; the last 10,000 decisions are kept",
         )
     if output is Output.JSON:

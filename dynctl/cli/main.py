@@ -17,7 +17,7 @@ import typer
 from typer._click.exceptions import ClickException
 
 from dynctl import __version__
-from dynctl.cli.output import report
+from dynctl.cli.output import ReaderGoneError, mend_streams, report
 from dynctl.errors import DynctlError, ExitCode
 
 COMMANDS = {
@@ -104,6 +104,7 @@ def build_app(wanted: str | None) -> typer.Typer:
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    mend_streams()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -126,9 +127,7 @@ def run(args: list[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         typer.echo("interrupted", err=True)
         return int(ExitCode.INTERRUPTED)
-    except BrokenPipeError:
-        # The reader (`| head`) has what it wanted; a second error at interpreter exit would be noise.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except ReaderGoneError:
         return int(ExitCode.OK)
     except OSError as error:
         # What a command expects to fail it explains itself; this is a full disk, a directory of somebody else.

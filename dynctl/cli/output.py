@@ -4,12 +4,16 @@ Data goes to stdout, talk to stderr. Not here: what is said. IO: terminal.
 """
 
 import asyncio
+import contextlib
+import io
 import os
 import shlex
+import signal
 import sys
+import threading
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Any, Literal, TypeVar
+from typing import IO, Any, AnyStr, Literal, TypeVar
 
 from dynctl.core.text import clean
 from dynctl.errors import DynctlError, ExitCode
@@ -19,10 +23,27 @@ _WHOLE_WORD_CELLS = 40
 """Longer words are cut rather than widen a table."""
 
 
+class ReaderGoneError(Exception):
+    """Raised when whoever reads the data, as `| head`, has what it wanted; no failure."""
+
+
+def mend_streams() -> None:
+    """Make the three streams usable: one that is closed leads nowhere, and no character is too much for one."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            # Else the next file that is opened, or socket, would get its number.
+            number = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def say(text: str = "") -> None:
-    """Tell the operator something that is not data."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    """Tell the operator something that is not data; where nobody listens any more, work goes on."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
 
 def progress(where: str, step: str, text: str) -> None:
@@ -34,14 +55,27 @@ def emit_json(value: object) -> None:
     """Write one JSON document to stdout."""
     from dynctl.store import to_json
 
-    sys.stdout.write(to_json(value).decode())
     sys.stdout.flush()
+    _write(sys.stdout.buffer, to_json(value))
 
 
 def emit(text: str) -> None:
-    """Write text to stdout, with one final newline."""
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
-    sys.stdout.flush()
+    """Write text to stdout, with one final newline.
+
+    Raises:
+        ReaderGoneError: when nobody reads it any more.
+    """
+    _write(sys.stdout, text if text.endswith("\n") else text + "\n")
+
+
+def _write(stream: IO[AnyStr], data: AnyStr) -> None:
+    try:
+        stream.write(data)
+        stream.flush()
+    except BrokenPipeError as error:
+        # What is left in the buffer would be a second error at the interpreter's exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        raise ReaderGoneError from error
 
 
 def table(
@@ -113,7 +147,7 @@ async def confirm(question: str, *, yes: bool) -> None:
         return
     if not is_interactive():
         raise DynctlError(
-            f"{question} needs an answer and this is no terminal",
+            f"nobody can be asked here, where there is no terminal: {question}",
             f"rerun: {unasked()}",
             code=ExitCode.USAGE,
         )
@@ -140,15 +174,37 @@ class Stage:
 
 
 def wait_for(work: Coroutine[Any, Any, T], stage: Stage | None = None) -> T:
-    """Run a coroutine to its end from a command; errors inside task groups come out as the first DynctlError."""
+    """Run a coroutine to its end from a command; errors inside task groups come out as the first DynctlError.
+
+    SIGTERM and a terminal that is closed end it as Ctrl-C does, so that locks are given back and files put away.
+    """
     try:
         try:
-            return asyncio.run(work)
+            return asyncio.run(_ended_by_signals(work))
         except BaseExceptionGroup as group:
             raise _first(group) from group
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
     except KeyboardInterrupt:
         say((stage or Stage()).if_interrupted)
         raise
+
+
+async def _ended_by_signals(work: Coroutine[Any, Any, T]) -> T:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    numbers: list[int] = []
+    if task is not None and threading.current_thread() is threading.main_thread():
+        # One that is ignored stays so: nohup.
+        numbers = [
+            n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL
+        ]
+        for number in numbers:
+            loop.add_signal_handler(number, task.cancel)
+    try:
+        return await work
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

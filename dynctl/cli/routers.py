@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from dynctl.core.inventory import Inventory
 
 
+class NothingDecidedError(DynctlError):
+    """Raised when routers answer and none of them has placed a request since it was started."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no router has decided anything yet", "send it requests, or run dynctl bench run"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Answers:
     """What routers said, and which hosts could not be asked."""

@@ -93,7 +93,8 @@ def _show(wanted: Inventory, results: dict[str, Any], output: Output) -> None:
                 say(f"{name}: the agent is degraded: {clean(text, 300)}")
     if not statuses and len(absent) == len(results):
         raise DynctlError(
-            f"cluster {wanted.cluster} is not up on any of {len(results)} hosts",
+            f"cluster {wanted.cluster} is not up on "
+            + (absent[0] if len(absent) == 1 else f"any of {len(absent)} hosts"),
             "dynctl up brings it up",
             code=ExitCode.REFUSED,
         )
