@@ -9,8 +9,10 @@ token), a fixed gap between tokens. KV events arrive 2 ms late. Traces, by the h
     small   as trace for 3 times as long, caches together hold a quarter of the working set
     full    as small, people think five times as long: more is wanted again than the caches hold
     tenants as small, people think longer, 24 tenants with system prompts of 2,048 words: those alone would fill the caches
+    long    8 conversations on 2 engines, a few thousand words at the start, caches of 60 % of the working set each: they fit only if
+            the caches share them evenly. Prefills of one size take unlike times, as on a busy machine
 
-The bound is one unlimited cache. Run: python benchmarks/balance.py [trace|heavy|small|full|tenants ...] [--seeds N] [--policies a,b]
+The bound is one unlimited cache. Run: python benchmarks/balance.py [trace|heavy|small|full|tenants|long ...] [--seeds N] [--policies a,b]
 """
 
 import argparse
@@ -35,6 +37,7 @@ SYSTEM, USER, ASSISTANT = 4, 5, 6
 NUM_ENGINES = 4
 EVENT_DELAY_S = 0.002
 OUT_TOKENS = 32
+QUARTER = 1 / 4 / NUM_ENGINES
 HASHERS = Hashers("bench")
 HASHER = HASHERS.of(BLOCK)
 
@@ -51,14 +54,34 @@ class Trace:
     prefill_us: float = 60.0
     capacity: int = 2048
     first_seed: int = 1
+    first_words: int = 0
+    """More, in each conversation's first turn."""
+    engines: int = NUM_ENGINES
+    noise: float = 0.0
+    """Standard deviation of the logarithm of what a prefill takes."""
+    share: float = 0.0
+    """Of the working set that one engine's cache holds; 0: `capacity` says it."""
+    tells_capacity: bool = False
+    """Whether engines say how much they hold, as real ones do and the harness's do not."""
 
 
 TRACES = {
     "trace": Trace(),
     "heavy": Trace(convs=80, conv_rate=16.0, think_s=0.3, prefill_us=150.0, first_seed=3),
-    "small": Trace(convs=180, capacity=0),
-    "full": Trace(convs=180, think_s=3.0, capacity=0),
-    "tenants": Trace(convs=180, think_s=1.5, groups=24, sys_words=2048, capacity=0),
+    "small": Trace(convs=180, share=QUARTER),
+    "full": Trace(convs=180, think_s=3.0, share=QUARTER),
+    "tenants": Trace(convs=180, think_s=1.5, groups=24, sys_words=2048, share=QUARTER),
+    "long": Trace(
+        *(8, 12, 1, 2, 40),
+        think_s=60.0,
+        conv_rate=0.1,
+        prefill_us=300.0,
+        first_words=7200,
+        engines=2,
+        noise=0.3,
+        share=0.6,
+        tells_capacity=True,
+    ),
 }
 
 
@@ -78,8 +101,8 @@ def conversations(trace, seed):
     for _ in range(trace.convs):
         system = groups[rng.choices(range(trace.groups), weights)[0]]
         turns = []
-        for _ in range(trace.turns):
-            text = words(trace.user_words)
+        for turn in range(trace.turns):
+            text = words(trace.user_words + (0 if turn else trace.first_words))
             turns.append((text, rng.expovariate(1.0 / trace.think_s)))
         convs.append((start_s, system, turns))
         start_s += rng.expovariate(trace.conv_rate)
@@ -156,6 +179,7 @@ class Engine:
         self.clock, self.name, self.on_event = clock, name, on_event
         self.capacity = capacity
         self.prefill_s, self.base_s, self.gap_s = trace.prefill_us * 1e-6, 2e-3, 8e-3
+        self.noise, self.rng = trace.noise, random.Random(name)
         self.cache, self.queue, self.is_busy = OrderedDict(), deque(), False
         self.num_requests = self.prompt_tokens = self.cached_tokens = 0
         self.work_s = 0.0
@@ -176,6 +200,7 @@ class Engine:
         self.prompt_tokens += len(tokens)
         self.cached_tokens += cached
         cost_s = self.base_s + (len(tokens) - cached) * self.prefill_s + load_s
+        cost_s *= self.rng.lognormvariate(0.0, self.noise)
         self.work_s += cost_s
         self.clock.after(cost_s, self._prefilled, request, cached)
 
@@ -222,10 +247,12 @@ class Run:
             self.table, self.index, load_policy(self.policy), settings, random.Random(self.seed)
         )
         self.engines = {}
-        for i in range(NUM_ENGINES):
+        for i in range(self.trace.engines):
             name = f"e{i}"
             info = EngineInfo(
-                name, f"{name}.1", EngineState.READY, "aggregated", "d", "sim", "m", BLOCK
+                *(name, f"{name}.1", EngineState.READY, "aggregated", "d", "sim", "m"),
+                block_size_tokens=BLOCK,
+                kv_capacity_tokens=self.capacity * BLOCK * self.trace.tells_capacity,
             )
             self.table.put(info)
             self.index.begin(Source(name, f"{name}.1"))
@@ -301,8 +328,8 @@ class Run:
 
 
 def capacity_of(trace, num_distinct):
-    """Blocks per engine; 0 in a trace means a quarter of the working set over all engines."""
-    return trace.capacity or num_distinct // 4 // NUM_ENGINES
+    """Blocks per engine."""
+    return int(num_distinct * trace.share) or trace.capacity
 
 
 def measure(name, policies, num_seeds):

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 ROOM_PRICE = 1.0
 """What the room costs that uncached tokens take in a full cache, in their own prefills, where as much is stored as in the
-mean: what is pushed out may have been wanted again. Tuned: benchmarks/balance.py."""
+mean: what is pushed out may have been wanted again. Less where there is room yet. Tuned: benchmarks/balance.py."""
 
 WATERMARK = 0.7
 """Share of KV memory in use from which an engine gets dearer. Source: operating practice."""
@@ -34,7 +34,7 @@ class Load(NamedTuple):
     active_requests: int
     pending_prefill_tokens: int
     uncached_ms_per_token: float
-    """What an uncached token costs in all: its prefill, and in a full cache the room it takes."""
+    """What an uncached token costs in all: its prefill, and the room it takes, the dearer the fuller the cache."""
 
 
 class Need(NamedTuple):

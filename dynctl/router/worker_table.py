@@ -154,7 +154,8 @@ class WorkerTable:
             of_role = lately[worker.info.role]
             mean = sum(of_role) / len(of_role)
             share = (worker.stored_lately + _STORED_PRIOR) / (mean + _STORED_PRIOR)
-            worker.crowded(min(share, _MOST_CROWDED) * index.turnover(worker.id))
+            turnover, num_held = index.turnover(worker.id), index.num_blocks(worker.id)
+            worker.crowded(min(share, _MOST_CROWDED), turnover, num_held)
 
     def may_limit(self, now_s: float) -> bool:
         """Whether any engine may be without room just now: full, failing, busy, or starting slowly."""

@@ -95,9 +95,9 @@ class Worker:
         "active_tokens",
         "cached_load",
         "capacity_tokens",
-        "crowding",
         "failures_in_row",
         "free_at_s",
+        "held_tokens",
         "id",
         "info",
         "is_reachable",
@@ -114,9 +114,11 @@ class Worker:
         "prefill_ended_s",
         "recent",
         "saturated_until_s",
+        "share_stored",
         "slots",
         "stored_lately",
         "transfer_identity",
+        "turnover",
         "was_serving",
     )
 
@@ -136,12 +138,15 @@ class Worker:
         self.recent = 0.0
         """Requests sent here lately, in units that grow with time (`worker_table`)."""
         self.num_sent = 0
+        self.held_tokens = 0
+        """Of its KV memory, in use or cached: as its events say, and what was sent there since it was looked up."""
         self.stored_lately = 0.0
         """Blocks, each weighing less the older it is."""
         self._num_stored = 0
-        self.crowding = 0.0
-        """How much of what it stores pushes something else out of its cache, times how much it stores, in shares of the mean:
-        the more, the sooner is gone what may be wanted again."""
+        self.turnover = 0.0
+        """How much of what it stores pushes something else out of its cache."""
+        self.share_stored = 1.0
+        """How much it stores, in shares of the mean."""
         self.was_serving = False
         """Whether requests could be sent here before."""
         self.joined: Joined | None = None
@@ -188,11 +193,17 @@ class Worker:
             capacity,
             self.active_requests,
             self.pending_prefill_tokens,
-            per_token(prefill) * (1.0 + ROOM_PRICE * self.crowding),
+            per_token(prefill) * (1.0 + ROOM_PRICE * self.crowding()),
         )
         # As `Load(*facts)`, in half the time: a named tuple's own constructor is Python.
         self.cached_load = load = tuple.__new__(Load, facts)
         return load
+
+    def crowding(self) -> float:
+        """How soon what is stored here pushes out what may be wanted again: the fuller its cache and the more it stores."""
+        capacity = self.capacity_tokens
+        filled = min(self.held_tokens / capacity, 1.0) if capacity else 0.0
+        return self.share_stored * max(self.turnover, filled * filled)
 
     def changed(self) -> None:
         """Note that its books or facts have changed."""
@@ -209,10 +220,13 @@ class Worker:
         self._num_stored = num_ever
         self.stored_lately = self.stored_lately * keep + fresh
 
-    def crowded(self, crowding: float) -> None:
-        """Take how dear room in its cache is."""
-        if crowding != self.crowding:
-            self.crowding, self.cached_load = crowding, None
+    def crowded(self, share_stored: float, turnover: float, num_held: int) -> None:
+        """Take how much it stores, how much of that pushes something out, and how many blocks it holds."""
+        held_tokens = num_held * self.block_size + self.pending_prefill_tokens
+        found = share_stored, turnover, held_tokens
+        if found != (self.share_stored, self.turnover, self.held_tokens):
+            self.share_stored, self.turnover, self.held_tokens = found
+            self.cached_load = None
 
     def prefill_took(self, tokens: int, ms: float) -> None:
         """Learn what a prefill of so many tokens costs here."""
@@ -316,6 +330,7 @@ class Worker:
             self.num_sent += 1
             self.recent += unit
         booking = Booking(self, prompt_tokens + output_tokens)
+        self.held_tokens += uncached_tokens
         if uncached_tokens:
             booking.prefill_here(uncached_tokens, now_s)
         self.changed()

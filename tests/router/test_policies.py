@@ -427,6 +427,25 @@ def test_of_two_full_caches_room_is_dearer_where_more_is_stored():
     assert dear.uncached_ms_per_token == pytest.approx(cheap.uncached_ms_per_token, rel=0.02)
 
 
+@pytest.mark.parametrize("slower", ["e0", "e1"])
+def test_long_prompts_nobody_has_cached_fill_caches_alike_though_prefills_look_unlike(slower):
+    """Five of the eight would not fit one cache once they have grown, and what is pushed out then is wanted again."""
+    table, index, placement = fleet_of(2)
+    rng = random.Random(1)
+    placed = []
+    for i in range(8):
+        prompt = order([rng.randrange(1000) for _ in range(19_200)])
+        chosen = placement.place(prompt, 20.0 * i).main
+        placed.append(chosen.worker.id)
+        chosen.prefill_ended(20.0 * i + 2.0)
+        chosen.worker.prefill_took(19_200, 2200.0 if chosen.worker.id == slower else 2000.0)
+        chosen.release()
+        index.store(Source(placed[-1], f"{placed[-1]}.1"), prompt.prompt.blocks(16).hashes())
+        for second in range(3, 20):
+            table.relax(20.0 * i + second, index)
+    assert placed.count("e0") == 4
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_an_engine_that_joins_gets_at_most_two_fair_shares_at_first(name):
     table, index, placement = fleet_of(4, name)
