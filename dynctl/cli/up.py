@@ -16,7 +16,7 @@ from dynctl.core.hardware import Topology
 from dynctl.core.inventory import Inventory
 from dynctl.core.plan import Plan
 from dynctl.core.text import clean
-from dynctl.errors import DeployError, ExitCode, UsageError
+from dynctl.errors import DeployError, DynctlError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from dynctl.agents.protocol import AgentStatus
@@ -170,7 +170,28 @@ def _read_or_make(
         raise located(error, text, str(path)) from error
     if plan.digest != written.digest:
         say(f"{path} was edited since it was planned; it fits the cluster and is estimated anew")
+    elif _is_older(path, Path(found.inventory.path)):
+        _tell_outdated(found, plan, calibration, path)
     return plan
+
+
+def _is_older(plan: Path, inventory: Path) -> bool:
+    try:
+        return plan.stat().st_mtime_ns < inventory.stat().st_mtime_ns
+    except FileNotFoundError:
+        return False  # `--local` has no inventory
+
+
+def _tell_outdated(found: "Survey", plan: Plan, calibration: "Calibration", path: Path) -> None:
+    """Say that an inventory which was changed after it was planned does nothing by itself."""
+    since = f"note: {found.inventory.path} was changed after {path} was made"
+    try:
+        is_same = found.plan(calibration).digest == plan.digest
+    except DynctlError as error:
+        say(f"{since}, and cannot be planned now: {error.message}")
+    else:
+        if not is_same:
+            say(f"{since}, and would be planned otherwise now: dynctl plan, then dynctl up")
 
 
 def _refuse_failures(topology: Topology) -> None:
