@@ -64,7 +64,6 @@ async def apply(work: Work, steps: Sequence[Step], fence: int) -> dict[str, Agen
     """
     wanted = {name: [s for s in steps if s.host_name == name] for name in work.goals.hosts}
     bundles = await _bundles(work, steps)
-    generation = 1 + max((s.status.generation for s in work.states.values() if s.status), default=0)
 
     async def prepare(entry: HostEntry, remote: Remote) -> None:
         for step in wanted[entry.name]:
@@ -85,6 +84,9 @@ async def apply(work: Work, steps: Sequence[Step], fence: int) -> dict[str, Agen
     async with reach_agents(work.inventory, work.fleet, list(wanted)) as found:
         _raise_failures(work, found, "reached")
         clients = {n: client for n, client in found.items() if isinstance(client, AgentClient)}
+        # Asked now: an agent that did not answer before has been started anew and knows its own.
+        had = [(await client.status()).generation for client in clients.values()]
+        generation = 1 + max(had, default=0)
 
         async def send(entry: HostEntry, _: Remote) -> None:
             for step in wanted[entry.name]:

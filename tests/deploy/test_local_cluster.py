@@ -47,6 +47,11 @@ class Cluster:
             INVENTORY.format(base=self.base, listen=self.listen, engine=engine)
         )
 
+    def change_policy(self):
+        path = self.directory / "inventory.yaml"
+        path.write_text(path.read_text().replace("router: {", "router: {policy: round_robin, "))
+        self.run("plan")
+
     def run(self, *words, code=0, source=None):
         """Run dynctl, from another copy of its code if `source` is given."""
         done = subprocess.run(
@@ -183,6 +188,8 @@ def test_a_killed_engine_comes_back_and_is_used_again(cluster, until):
 
 def test_a_dead_agent_is_replaced_and_engines_never_notice(cluster, ended):
     cluster.run("up", "--yes")
+    cluster.change_policy()  # its agent's generation is not the first then
+    cluster.run("up", "--yes")
     before = cluster.units()
     agent = int((cluster.directory / ".dynctl/t/hosts/here/agent.pid").read_text())
     os.kill(agent, signal.SIGKILL)
@@ -281,11 +288,7 @@ def test_a_drained_engine_stays_down_over_up_until_it_is_brought_back(cluster, u
 def test_a_changed_wish_restarts_only_what_it_concerns(cluster):
     cluster.run("up", "--yes")
     before = cluster.units()
-    text = (cluster.directory / "inventory.yaml").read_text()
-    (cluster.directory / "inventory.yaml").write_text(
-        text.replace("router: {", "router: {policy: round_robin, ")
-    )
-    cluster.run("plan")
+    cluster.change_policy()
 
     done = cluster.run("up", "--yes")
 
