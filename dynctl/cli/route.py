@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dynctl.router.config import ApiKeyHash, EngineTarget, RouterConfig
 
 _MIN_KEY_CHARS = 8
+_KEY_OPTIONS = {"priority": "priority", "route-key": "route_key"}
 _ENGINE_KEYS = {
     "role": "role",
     "kv-events": "kv_events",
@@ -54,7 +55,9 @@ ModelOption = Annotated[
 KeysOption = Annotated[
     Path | None,
     typer.Option(
-        "--api-keys", help="File with one NAME=KEY a line; clients must send one of the keys."
+        "--api-keys",
+        help="File with one NAME=KEY a line, then perhaps priority=high|normal|low (the most urgent class it may ask for) and "
+        "route-key=NAME, with spaces between; clients must send one of the keys.",
     ),
 ]
 CertOption = Annotated[
@@ -64,6 +67,14 @@ KeyOption = Annotated[Path | None, typer.Option("--tls-key", help="Its key (PEM)
 InsecureOption = Annotated[
     bool,
     typer.Option("--insecure-listen", help="Listen beyond loopback without API keys and TLS."),
+]
+RouteKeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--route-key-field",
+        metavar="FIELD",
+        help="Field of a request's body, as user or metadata.team, that names its route key where no header does.",
+    ),
 ]
 SettingOption = Annotated[
     list[str] | None,
@@ -92,6 +103,7 @@ def command(
     tls_cert: CertOption = None,
     tls_key: KeyOption = None,
     insecure_listen: InsecureOption = False,
+    route_key_field: RouteKeyOption = None,
     setting: SettingOption = None,
     workers: WorkersOption = 1,
     admin_socket: AdminOption = None,
@@ -116,6 +128,7 @@ def command(
         api_keys=api_keys,
         tls=(tls_cert, tls_key),
         insecure_listen=insecure_listen,
+        route_key_field=route_key_field or "",
         settings=setting or [],
         workers=workers,
     )
@@ -140,6 +153,7 @@ def build_config(
     tls: tuple[Path | None, Path | None],
     insecure_listen: bool,
     settings: list[str],
+    route_key_field: str = "",
     workers: int = 1,
 ) -> "RouterConfig":
     """Make the same configuration the agent would, from flags.
@@ -165,6 +179,7 @@ def build_config(
             block_hash_seed="route",
             engines=targets,
             api_keys=_read_keys(api_keys) if api_keys else (),
+            route_key_field=route_key_field,
             server_tls=TlsFiles(str(cert), str(key)) if cert else None,
             allow_insecure_listen=insecure_listen,
             workers=workers,
@@ -212,10 +227,6 @@ def _parse_setting(text: str) -> tuple[str, float]:
 
 def _read_keys(path: Path) -> "tuple[ApiKeyHash, ...]":
     """Read keys and keep only their hashes."""
-    import hashlib
-
-    from dynctl.router.config import ApiKeyHash
-
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -224,12 +235,31 @@ def _read_keys(path: Path) -> "tuple[ApiKeyHash, ...]":
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
-        name, _, key = line.strip().partition("=")
-        if not name or len(key) < _MIN_KEY_CHARS:
-            raise UsageError(
-                f"{path}:{number}: not NAME=KEY with a key of at least {_MIN_KEY_CHARS} characters"
-            )
-        keys.append(ApiKeyHash(name, hashlib.sha256(key.encode()).hexdigest()))
+        keys.append(_read_key(line, f"{path}:{number}"))
     if not keys:
         raise UsageError(f"{path} holds no key")
     return tuple(keys)
+
+
+def _read_key(line: str, where: str) -> "ApiKeyHash":
+    """Read `NAME=KEY [OPTION=VALUE …]`; no message repeats what may be the key."""
+    import hashlib
+
+    from dynctl.router.config import ApiKeyHash
+
+    first, *others = line.split()
+    name, _, key = first.partition("=")
+    if not name or len(key) < _MIN_KEY_CHARS:
+        raise UsageError(
+            f"{where}: not NAME=KEY with a key of at least {_MIN_KEY_CHARS} characters"
+        )
+    fields = {}
+    for option in others:
+        what, _, value = option.partition("=")
+        if what not in _KEY_OPTIONS or not value:
+            raise UsageError(
+                f"{where}: the key of {name} is followed by something else",
+                f"options are {', '.join(_KEY_OPTIONS)}, each with =VALUE; a key has no spaces",
+            )
+        fields[_KEY_OPTIONS[what]] = value
+    return ApiKeyHash(name, hashlib.sha256(key.encode()).hexdigest(), **fields)

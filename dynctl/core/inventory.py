@@ -100,6 +100,8 @@ class RouterWish:
     tls_cert: str | None = None
     """Certificate chain and key for clients, files on the operator's machine."""
     tls_key: str | None = None
+    route_key_field: str = ""
+    """Of a request's body: its text is the request's route key; empty: none."""
     settings: tuple[tuple[str, float], ...] = ()
     """Router settings that differ from their defaults, by name."""
 
@@ -112,6 +114,8 @@ class ApiKey:
     reference: str
     priority: str = "high"
     """The most urgent class its requests may ask for: high, normal or low."""
+    route_key: str = ""
+    """Of its requests, where these do not name one; empty: the key's name."""
 
 
 @dataclass(frozen=True, slots=True)

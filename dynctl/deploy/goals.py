@@ -142,7 +142,7 @@ def _api_keys(inventory: Inventory) -> tuple[ApiKeyHash, ...]:
     for key in inventory.api_keys:
         text = reveal(key.reference, inventory, f"API key {key.name}").reveal()
         digest = hashlib.sha256(text.encode()).hexdigest()
-        keys.append(ApiKeyHash(key.name, digest, key.priority))
+        keys.append(ApiKeyHash(key.name, digest, key.priority, key.route_key))
     return tuple(keys)
 
 

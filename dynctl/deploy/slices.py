@@ -176,6 +176,7 @@ def _router(
         relays=relays,
         tls=tls,
         api_keys=ground.api_keys,
+        route_key_field=router.route_key_field,
         server_tls=server_tls,
         allow_insecure_listen=router.allow_insecure_listen,
     )

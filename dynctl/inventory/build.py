@@ -15,6 +15,7 @@ from dynctl.core.inventory import (
     RouterWish,
 )
 from dynctl.core.plan import Parallelism, Role
+from dynctl.core.route_keys import MAX_ROUTE_KEY_CHARS, is_body_field, is_route_key
 from dynctl.core.router_settings import NAMES, fault_of
 from dynctl.core.text import is_name
 from dynctl.core.workload import Slo, Workload
@@ -86,6 +87,9 @@ def api_keys_of(parts: Sequence[tuple[Loc, ApiKeyPart]], values: Values) -> tupl
             values.report((*loc, "name"), f"{shown(part.name)} is no name for a key", NAME_HINT)
         if part.name in names:
             values.report((*loc, "name"), f"the API key {part.name!r} is here twice")
+        if part.route_key is not None and not is_route_key(part.route_key):
+            text = f"a route key has 1 to {MAX_ROUTE_KEY_CHARS} printable characters"
+            values.report((*loc, "route_key"), text)
         names.add(part.name)
         if not is_secret_reference(part.key):
             values.report_secret(
@@ -93,7 +97,9 @@ def api_keys_of(parts: Sequence[tuple[Loc, ApiKeyPart]], values: Values) -> tupl
                 "an API key never stands in the inventory itself",
                 "write ${env:NAME}, ${file:PATH} or ${cmd:PROGRAM …}",
             )
-    return tuple(ApiKey(part.name, part.key, part.priority) for _, part in parts)
+    return tuple(
+        ApiKey(part.name, part.key, part.priority, part.route_key or "") for _, part in parts
+    )
 
 
 def _deployment(part: DeploymentPart) -> DeploymentWish:
@@ -130,6 +136,7 @@ def _deployment(part: DeploymentPart) -> DeploymentWish:
             router.allow_insecure_listen,
             router.tls_cert,
             router.tls_key,
+            router.route_key_field or "",
             tuple(sorted(router.settings.items())),
         ),
     )
@@ -237,6 +244,9 @@ def _check_router(
     if router.policy not in policies:
         text = f"no routing policy is called {shown(router.policy)}"
         values.report((*here, "policy"), text, suggest(router.policy, policies))
+    if router.route_key_field and not is_body_field(router.route_key_field):
+        text = f"no body has a field {shown(router.route_key_field)}"
+        values.report((*here, "route_key_field"), text, "write user, or metadata.team")
     for name, value in router.settings:
         if fault := fault_of(name, value):
             hint = suggest(name, NAMES) or "dynctl config schema lists them with their defaults"

@@ -298,6 +298,8 @@ class RouterPart(_Part):
     """Certificate chain, a file on the operator's machine."""
     tls_key: Text | None = None
     """Its private key."""
+    route_key_field: Text | None = None
+    """Field of a request's body, as `user` or `metadata.team`, that names its route key where no header does."""
     settings: Settings = Field(default_factory=dict)
     """Limits and rates of the router by name, where they shall differ from the defaults."""
 
@@ -346,6 +348,8 @@ class ApiKeyPart(_Part):
     """`${env:NAME}`, `${file:PATH}` or `${cmd:PROGRAM …}`; never the key itself."""
     priority: Literal["high", "normal", "low"] = "high"
     """The most urgent class its requests may ask for, by `X-Dynctl-Priority`."""
+    route_key: Text | None = None
+    """What its requests count as in metrics and expected answers, unless they say. Without it: the key's name."""
 
 
 class InventoryFile(_Part):

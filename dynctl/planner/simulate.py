@@ -33,6 +33,7 @@ from dynctl.router.metrics import Metrics
 from dynctl.router.placement import Order, Placed, Placement, Unplaced
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.prompt import Hashers, Prompt
+from dynctl.router.route_keys import KeySums
 from dynctl.router.worker_table import WorkerTable
 from dynctl.sim.scheduler import Output
 from dynctl.sim.sequence import SimSequence, Wish
@@ -148,7 +149,7 @@ class Replay:
             call,
             ids,
             Prompt.known(self._hashers, ids),
-            Ledger(self._metrics, self._ring, self._clock.now_s),
+            Ledger(self._metrics, KeySums(), self._ring, self._clock.now_s),
             number,
         )
         self._flights.append(flight)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from dynctl.core.addresses import is_loopback
+from dynctl.core.route_keys import MAX_ROUTE_KEY_CHARS, is_body_field, is_route_key
 from dynctl.core.router_settings import Settings, make_settings
 from dynctl.errors import UsageError
 from dynctl.router.turns import CLASSES
@@ -95,6 +96,8 @@ class ApiKeyHash:
     sha256: str
     priority: str = "high"
     """The most urgent class its requests may ask for: high, normal or low."""
+    route_key: str = ""
+    """Of its requests, where these do not name one themselves; empty: the key's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,8 @@ class RouterConfig:
     """Our certificate towards relays."""
     api_keys: tuple[ApiKeyHash, ...] = ()
     """Empty: no key is asked for."""
+    route_key_field: str = ""
+    """Of a request's body, as `user` or `metadata.team`: whose text is the request's route key; empty: none is looked at."""
     server_tls: TlsFiles | None = None
     allow_insecure_listen: bool = False
     """Accept a listen address beyond loopback without API keys and TLS."""
@@ -201,6 +206,15 @@ def check_config(config: RouterConfig) -> RouterConfig:
                 f"API key {key.name}: no priority {key.priority!r}",
                 f"priorities are {', '.join(CLASSES)}",
             )
+        if key.route_key and not is_route_key(key.route_key):
+            raise UsageError(
+                f"API key {key.name}: {key.route_key!r} is no route key",
+                f"at most {MAX_ROUTE_KEY_CHARS} printable characters",
+            )
+    if config.route_key_field and not is_body_field(config.route_key_field):
+        raise UsageError(
+            f"no body has a field {config.route_key_field!r}", "write user, or metadata.team"
+        )
     if config.relays and config.tls is None:
         raise UsageError("relays are reached over mutual TLS, and there is no tls section")
     return config

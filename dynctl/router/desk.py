@@ -22,12 +22,13 @@ from dynctl.router.config import RouterConfig
 from dynctl.router.decisions import DecisionRing
 from dynctl.router.first_events import FirstEvents
 from dynctl.router.hits import HitBook
-from dynctl.router.metrics import Metrics, counter, gauge
+from dynctl.router.metrics import Metrics, gauge
 from dynctl.router.orders import deadline_s, level_of
 from dynctl.router.placement import Placement
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.probes import Probes
 from dynctl.router.prompt import Hashers
+from dynctl.router.route_keys import ByKey, RouteKeys
 from dynctl.router.sessions import Sessions
 from dynctl.router.shadow import Shadow
 from dynctl.router.shared_books import SharedBooks
@@ -86,6 +87,8 @@ class Desk:
         )
         self.ring = DecisionRing(settings.decisions)
         self.keys = Keys(config.api_keys)
+        self.route_keys = RouteKeys(config.route_key_field, self.keys)
+        self.by_key = ByKey([key.route_key or key.name for key in config.api_keys])
         self.line: WaitingLine[Flight] = WaitingLine(
             settings.queue_limit, settings.queue_timeout_s, settings.priority_ageing_s
         )
@@ -355,14 +358,12 @@ class Desk:
         yield from gauge("start_time_seconds", "Start, Unix time.", {(): self._started_unix_s})
 
     def _by_route_key(self) -> Iterable[str]:
+        learned = self.workers.lengths.learned(self.by_key.names())
         lengths: dict[tuple[str, ...], float] = {
-            (key,): round(tokens, 1) for key, tokens in self.workers.lengths.learned().items()
+            (key,): round(tokens, 1) for key, tokens in learned.items()
         }
         yield from gauge("expected_output_tokens", "Of an answer.", lengths, ("route_key",))
-        answers: dict[tuple[str, ...], float] = {
-            (key,): float(number) for key, number in self.workers.lengths.answers.items()
-        }
-        yield from counter("answers_total", "Whole answers.", answers, ("route_key",))
+        yield from self.by_key.lines()
 
 
 def load_policy(name: str) -> Policy:

@@ -40,7 +40,7 @@ from dynctl.router.handoff import (
 )
 from dynctl.router.ledger import Ledger
 from dynctl.router.legs import LegSink
-from dynctl.router.orders import local_reason, route_key, session_of
+from dynctl.router.orders import local_reason, session_of
 from dynctl.router.placement import Order, Placed, Unplaced
 from dynctl.router.prompt import Prompt
 from dynctl.router.reply import Reply
@@ -97,7 +97,8 @@ class Flight:
         self._handoff = Handoff(
             wants_prefill=request.num_sequences == 1, max_retries=desk.settings.max_retries
         )
-        self._ledger = Ledger(desk.metrics, desk.ring, desk.loop.time())
+        key = desk.by_key.of(request.route_key)
+        self._ledger = Ledger(desk.metrics, key, desk.ring, desk.loop.time())
         self._prompt: Prompt
         self._excluded: set[tuple[str, str]] = set()
         self._is_text = False
@@ -329,7 +330,7 @@ class Flight:
             self.request.max_tokens,
             local_reason(self.request, wants_prefill=action.wants_prefill),
             frozenset(self._excluded),
-            route_key(self._exchange.request, self.request),
+            self.request.route_key,
             self._shown_id.decode(),
             self._may_repeat,
             session_of(self._exchange.request) if desk.settings.session_ttl_s else b"",
@@ -426,7 +427,7 @@ class Flight:
             desk.budget.num_retrying -= 1
         endpoint = "chat" if self.request.endpoint == CHAT else "completions"
         desk.metrics.requests.add(endpoint, str(self._reply.code))
-        self._ledger.concluded(str(self._handoff.phase))
+        self._ledger.concluded(str(self._handoff.phase), self._reply.code)
         self._exchange.on_gone = self._exchange.on_pause = self._exchange.on_resume = None
         desk.leave(self)
 

@@ -10,6 +10,7 @@ from dynctl.router.hits import HitBook, Outlook, scaled
 from dynctl.router.metrics import Metrics
 from dynctl.router.placement import Placed
 from dynctl.router.probes import Probes
+from dynctl.router.route_keys import KeySums
 from dynctl.router.transfer_cost import Move
 from dynctl.router.worker_table import WorkerTable
 from dynctl.router.workers import Booking
@@ -23,6 +24,7 @@ class Ledger:
         "_computed",
         "_decisions",
         "_first_s",
+        "_key",
         "_loaded",
         "_metrics",
         "_move",
@@ -39,8 +41,11 @@ class Ledger:
         "usage",
     )
 
-    def __init__(self, metrics: Metrics, ring: DecisionRing, arrived_s: float) -> None:
+    def __init__(
+        self, metrics: Metrics, key: KeySums, ring: DecisionRing, arrived_s: float
+    ) -> None:
         self._metrics = metrics
+        self._key = key
         self._ring = ring
         self._decisions: dict[Leg, Decision] = {}
         self._cached_tokens: int | None = None
@@ -120,6 +125,7 @@ class Ledger:
             self._metrics.itl.observe((now_s - self.last_s) / new, new)
         else:
             self._metrics.ttft.observe(now_s - self.arrived_s)
+            self._key.first_token(now_s - self.arrived_s)
             if new > 1:
                 self._metrics.itl.observe(0.0, new - 1)
         self._num_tokens = num_tokens
@@ -192,6 +198,7 @@ class Ledger:
                 decision.output_tokens = usage.output_tokens
                 workers.lengths.learn(decision.route_key, usage.output_tokens)
         metrics.prompt_tokens.add(by=prompt_tokens)
+        self._key.took(prompt_tokens, 0 if usage is None else usage.output_tokens)
         overlap = scaled(self.overlap_tokens, prompt_tokens, own_tokens)
         metrics.predicted_hit_tokens.add(by=min(overlap, prompt_tokens))
         if self._outlook is not None:
@@ -201,8 +208,9 @@ class Ledger:
         if self._cached_tokens:
             metrics.engine_cached_tokens.add(by=self._cached_tokens)
 
-    def concluded(self, outcome: str) -> None:
-        """Write the end into the decisions that have none yet."""
+    def concluded(self, outcome: str, code: int) -> None:
+        """Write the end into the decisions that have none yet; `code` is what the client got."""
+        self._key.ended(code)
         self.drop_move()
         for decision in self._decisions.values():
             decision.outcome = decision.outcome or outcome

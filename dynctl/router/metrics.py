@@ -88,13 +88,7 @@ class Histogram:
         """The exposition lines."""
         yield f"# HELP {self._name} {self._help}"
         yield f"# TYPE {self._name} histogram"
-        total = 0
-        for bound, count in zip((*self._bounds, None), self._counts, strict=True):
-            total += count
-            edge = "+Inf" if bound is None else f"{bound:g}"
-            yield f'{self._name}_bucket{{le="{edge}"}} {total}'
-        yield f"{self._name}_sum {_number(self._sum)}"
-        yield f"{self._name}_count {total}"
+        yield from _buckets(self._name, "", self._bounds, self._counts, self._sum)
 
 
 class Metrics:
@@ -191,6 +185,8 @@ class Metrics:
 
 
 Values = Mapping[tuple[str, ...], float]
+Spreads = Mapping[tuple[str, ...], tuple[Sequence[int], float]]
+"""Numbers by bound, and the sum."""
 
 
 def gauge(name: str, text: str, values: Values, labels: tuple[str, ...] = ()) -> Iterable[str]:
@@ -201,6 +197,35 @@ def gauge(name: str, text: str, values: Values, labels: tuple[str, ...] = ()) ->
 def counter(name: str, text: str, values: Values, labels: tuple[str, ...] = ()) -> Iterable[str]:
     """The same of what is counted elsewhere."""
     return _shown("counter", name, text, values, labels)
+
+
+def histogram(
+    name: str,
+    text: str,
+    values: Spreads,
+    labels: tuple[str, ...],
+    bounds: Sequence[float],
+) -> Iterable[str]:
+    """The exposition lines of a histogram, by the values of its labels."""
+    name = PREFIX + name
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} histogram"
+    for key, (counts, total) in values.items():
+        yield from _buckets(name, _pairs(labels, key), bounds, counts, total)
+
+
+def _buckets(
+    name: str, pairs: str, bounds: Sequence[float], counts: Sequence[int], total: float
+) -> Iterable[str]:
+    before = pairs + "," if pairs else ""
+    labels = "{" + pairs + "}" if pairs else ""
+    number = 0
+    for bound, count in zip((*bounds, None), counts, strict=True):
+        number += count
+        edge = "+Inf" if bound is None else f"{bound:g}"
+        yield f'{name}_bucket{{{before}le="{edge}"}} {number}'
+    yield f"{name}_sum{labels} {_number(total)}"
+    yield f"{name}_count{labels} {number}"
 
 
 def _shown(
@@ -214,10 +239,13 @@ def _shown(
 
 
 def _label_text(names: tuple[str, ...], values: tuple[str, ...]) -> str:
-    if not names:
-        return ""
-    pairs = (f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True))
-    return "{" + ",".join(pairs) + "}"
+    return "{" + _pairs(names, values) + "}" if names else ""
+
+
+def _pairs(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+    return ",".join(
+        [f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True)]
+    )
 
 
 def _escaped(value: str) -> str:

@@ -4,17 +4,8 @@ from dynctl.http1.request import Request
 from dynctl.router.api.requests import ApiRequest
 from dynctl.router.turns import CLASSES, NORMAL
 
-_MAX_ROUTE_KEY_BYTES = 64
 _MAX_DEADLINE_DIGITS = 9
 _MAX_SESSION_BYTES = 128
-
-
-def route_key(head: Request, request: ApiRequest) -> str:
-    """What kind of request this is: as the client says, else by what it asks for."""
-    given = head.header(b"x-dynctl-route-key")
-    if given is not None and len(given) <= _MAX_ROUTE_KEY_BYTES:
-        return given.decode("latin-1")
-    return f"{request.endpoint}:{request.max_tokens}"
 
 
 def session_of(head: Request) -> bytes:

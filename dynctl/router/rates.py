@@ -3,7 +3,7 @@
 Not here: clocks, which engine is chosen. Pure.
 """
 
-from itertools import islice
+from collections.abc import Iterable
 
 _KEEP = 0.98
 """Weight of the past at each observation: about the last 50 count. A guess, to be tuned on traces."""
@@ -180,22 +180,15 @@ class Pressure:
         self.slope = max(slope, 0.0)
 
 
-OTHER_KINDS = "other"
-"""Stands for all kinds of requests after the first ones: a client may name any number of them."""
-
-
 class OutputLengths:
     """Expected output tokens by what kind of request it is (route key); an unknown kind is taken as the mean of all."""
 
     _MAX_KEYS = 4096
-    _MAX_SHOWN = 64
 
     def __init__(self, start_tokens: float = 128.0) -> None:
         """`start_tokens` is a guess until the first answers end."""
         self._all = Mean(start_tokens)
         self._by_key: dict[str, Mean] = {}
-        self.answers: dict[str, int] = {}
-        """How many were learned from, of the first kinds; the others together are `OTHER_KINDS`."""
 
     def expected(self, key: str, limit: int | None) -> int:
         """Tokens an answer is expected to have, never above the request's own limit."""
@@ -203,16 +196,13 @@ class OutputLengths:
         tokens = max(1, round(mean.value))
         return tokens if limit is None else min(limit, tokens)
 
-    def learned(self) -> dict[str, float]:
-        """What answers of the first kinds were like; a client may name any number of them."""
-        return {key: mean.value for key, mean in islice(self._by_key.items(), self._MAX_SHOWN)}
+    def learned(self, keys: Iterable[str]) -> dict[str, float]:
+        """What answers of these kinds were like, as far as there were any."""
+        return {key: self._by_key[key].value for key in keys if key in self._by_key}
 
     def learn(self, key: str, num_tokens: int) -> None:
         """Take an answer's length in."""
         self._all.learn(num_tokens)
-        answers = self.answers
-        kind = key if key in answers or len(answers) < self._MAX_SHOWN else OTHER_KINDS
-        answers[kind] = answers.get(kind, 0) + 1
         mean = self._by_key.get(key)
         if mean is None:
             if len(self._by_key) >= self._MAX_KEYS:

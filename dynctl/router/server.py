@@ -174,6 +174,7 @@ class Entrance:
         if desk.is_draining:
             self._refuse(exchange, draining(), is_counted=True)
             return
+        wanted.route_key = desk.route_keys.of(request, wanted)
         request_id = self._new_id()
         shown_id = _shown_id(request, request_id)
         if not begin_short(desk, exchange, wanted, model, request_id, shown_id):

@@ -20,7 +20,7 @@ from dynctl.router.decisions import Decision
 from dynctl.router.flight import Flight
 from dynctl.router.handoff import Leg
 from dynctl.router.legs import MAX_ANSWER_BYTES, LegSink
-from dynctl.router.orders import route_key, session_of
+from dynctl.router.orders import session_of
 from dynctl.router.placement import Placed
 from dynctl.router.policies.least_loaded import POLICY as PLAIN
 from dynctl.router.prompt import CHARS_PER_TOKEN, Prompt
@@ -70,8 +70,7 @@ def begin_short(
     started_s, now_s = time.perf_counter(), desk.loop.time()
     if desk.books is not None:
         desk.books.exchange(now_s)
-    key = route_key(exchange.request, request)
-    need = _need(desk, key, request, number, now_s)
+    need = _need(desk, request, number, now_s)
     found = _choose(desk, model, now_s)
     if found is None:
         return False
@@ -81,7 +80,7 @@ def begin_short(
     booking = worker.book(prompt_tokens, prompt_tokens, output_tokens, now_s, unit)
     route = desk.fleet.routes[worker.id]
     short = ShortFlight(desk, exchange, request, model, request_id, shown_id)
-    short.placed(booking, need, loads, luck, position, key, is_relayed=route.is_relayed)
+    short.placed(booking, need, loads, luck, position, is_relayed=route.is_relayed)
     short.decided_s = time.perf_counter() - started_s
     call = short.call = route.send(
         request.endpoint, request_id, request.main_body(worker.info.model, None), short
@@ -93,12 +92,12 @@ def begin_short(
     return True
 
 
-def _need(desk: "Desk", key: str, request: ApiRequest, number_chars: int, now_s: float) -> _Facts:
+def _need(desk: "Desk", request: ApiRequest, number_chars: int, now_s: float) -> _Facts:
     """What the request asks of an engine."""
     table = desk.workers
     return (
         max(1, number_chars // CHARS_PER_TOKEN),
-        table.lengths.expected(key, request.max_tokens),
+        table.lengths.expected(request.route_key, request.max_tokens),
         0,
         now_s,
         table.recent_unit(now_s),
@@ -164,7 +163,6 @@ class ShortFlight:
         "_parts",
         "_position",
         "_reply",
-        "_route_key",
         "_shown_id",
         "_status",
         "call",
@@ -207,7 +205,6 @@ class ShortFlight:
         self._loads: list[Load]
         self._luck: float
         self._position: int
-        self._route_key: str
         self._is_relayed: bool
 
     def placed(
@@ -217,7 +214,6 @@ class ShortFlight:
         loads: list[Load],
         luck: float,
         position: int,
-        route_key: str,
         *,
         is_relayed: bool,
     ) -> None:
@@ -227,7 +223,6 @@ class ShortFlight:
         self._loads = loads
         self._luck = luck
         self._position = position
-        self._route_key = route_key
         self._is_relayed = is_relayed
 
     # The engine tells…
@@ -299,15 +294,20 @@ class ShortFlight:
         booking.worker.succeeded(desk.loop.time())
         booking.release()
         decision = self.note()
-        metrics, prompt_tokens = desk.metrics, self._need[0]
+        metrics, prompt_tokens, output_tokens = desk.metrics, self._need[0], 0
+        route_key = self.request.route_key
         if usage is not None:
             prompt_tokens = usage.prompt_tokens or prompt_tokens
-            metrics.output_tokens.add(by=usage.output_tokens)
-            desk.workers.lengths.learn(self._route_key, usage.output_tokens)
+            output_tokens = usage.output_tokens
+            metrics.output_tokens.add(by=output_tokens)
+            desk.workers.lengths.learn(route_key, output_tokens)
             cached = decision.cached_tokens = usage.cached_tokens
             if cached:
                 metrics.engine_cached_tokens.add(by=cached)
         metrics.prompt_tokens.add(by=prompt_tokens)
+        sums = desk.by_key.of(route_key)
+        sums.took(prompt_tokens, output_tokens)
+        sums.ended(200)
         decision.outcome = "done"
         metrics.requests.add("chat" if self.request.endpoint == CHAT else "completions", "200")
         desk.let_go(self)
@@ -324,7 +324,7 @@ class ShortFlight:
             chosen = (loads, [0] * len(loads), self._luck, self._position, PLAIN)
             need = Need(*self._need)
             decision = self._decision = Decision(
-                *(self.request_id, "whole", False, need, *chosen, shown, self._route_key)
+                *(self.request_id, "whole", False, need, *chosen, shown, self.request.route_key)
             )
             desk.ring.add(decision, "short", time.time())
         return decision

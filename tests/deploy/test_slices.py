@@ -3,10 +3,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from dynctl.core.inventory import EngineSpec
+from dynctl.core.inventory import EngineSpec, RouterWish
 from dynctl.core.plan import ENGINE_DEFAULT, Sourced
 from dynctl.deploy.slices import listens_openly, make_slices, routed_by_text
-from dynctl.router.config import parse_config
+from dynctl.router.config import ApiKeyHash, parse_config
 
 
 def test_every_engine_and_router_of_the_plan_is_in_exactly_one_slice(plan, inventory, ground):
@@ -21,9 +21,15 @@ def test_every_engine_and_router_of_the_plan_is_in_exactly_one_slice(plan, inven
 def test_router_configuration_is_one_the_router_accepts_and_names_every_relay(
     plan, inventory, ground
 ):
+    wish = replace(inventory.deployments[0], router=RouterWish(route_key_field="user"))
+    inventory = replace(inventory, deployments=(wish,))
+    ground = replace(ground, api_keys=(ApiKeyHash("k", "00", "low", "nightly"),))
     unit = make_slices(plan, inventory, ground)["a"].routers[0]
 
     config = parse_config(msgspec.json.encode(unit.config))
+
+    assert config.route_key_field == "user"
+    assert config.api_keys == ground.api_keys
 
     assert [(r.host_name, r.address, r.port) for r in config.relays] == [
         ("a", "127.0.0.1", 18800),

@@ -100,9 +100,10 @@ deployments:
       - {role: decode}
     slo: {ttft_ms: 500, tpot_ms: 40}
     limits: {max_num_seqs: 64}
-    router: {host: cpu-01, listen: "0.0.0.0:80", allow_insecure_listen: true}
+    router: {host: cpu-01, listen: "0.0.0.0:80", allow_insecure_listen: true, route_key_field: user}
 api_keys:
   - {name: a, key: "${cmd:pass show a}"}
+  - {name: b, key: "${env:B}", priority: low, route_key: nightly}
 """
     inventory = load(text).inventory
     (wish,) = inventory.deployments
@@ -126,7 +127,27 @@ api_keys:
     assert (wish.slo.ttft_ms, wish.slo.itl_ms) == (500.0, 40.0)
     assert wish.limits.max_num_seqs == 64
     assert wish.router.host == "cpu-01"
-    assert inventory.api_keys == (ApiKey("a", "${cmd:pass show a}"),)
+    assert wish.router.route_key_field == "user"
+    assert inventory.api_keys == (
+        ApiKey("a", "${cmd:pass show a}"),
+        ApiKey("b", "${env:B}", "low", "nightly"),
+    )
+
+
+def test_what_can_be_no_route_key_is_told_with_its_place(load):
+    text = """
+cluster: c
+hosts: [a]
+deployments: [{name: d, model: m, engine: sim, router: {route_key_field: metadata.}}]
+api_keys: [{name: a, key: "${env:A}", route_key: "%s"}]
+"""
+
+    with pytest.raises(InventoryError) as raised:
+        load(text % ("x" * 65))
+
+    assert "no body has a field 'metadata.'" in str(raised.value)
+    assert "inventory.yaml:5:" in str(raised.value)
+    assert ": a route key has 1 to 64 printable characters" in str(raised.value)
 
 
 def test_several_deployments_with_their_own_entrances(load):

@@ -233,7 +233,7 @@ def test_served_names_stand_for_the_engines_own(run):
 
 
 LENGTHS = "dynctl_router_expected_output_tokens"
-ANSWERS = "dynctl_router_answers_total"
+ANSWERS = "dynctl_router_route_key_requests_total"
 
 
 def test_metrics_say_what_happened(run):

@@ -13,8 +13,11 @@ class Keys:
 
     def __init__(self, keys: Sequence[ApiKeyHash]) -> None:
         self._keys = tuple((key.name, key.sha256.lower().encode()) for key in keys)
-        self._tops = {key.name: level for key in keys if (level := CLASSES.index(key.priority))}
-        """Of keys that may not ask for every class."""
+        self._facts = {
+            key.sha256.lower(): (CLASSES.index(key.priority), key.route_key or key.name)
+            for key in keys
+        }
+        """For those who were let in; that needs no constant time."""
 
     @property
     def is_open(self) -> bool:
@@ -38,4 +41,14 @@ class Keys:
 
     def top(self, authorization: bytes | None) -> int:
         """The level of the most urgent class a client may ask for."""
-        return self._tops.get(self.owner(authorization) or "", 0) if self._tops else 0
+        return self._of(authorization)[0]
+
+    def route_key(self, authorization: bytes | None) -> str:
+        """The route key of a client's requests; empty where no key is asked for."""
+        return self._of(authorization)[1]
+
+    def _of(self, authorization: bytes | None) -> tuple[int, str]:
+        if not self._keys:
+            return 0, ""
+        _, _, key = (authorization or b"").strip().partition(b" ")
+        return self._facts.get(hashlib.sha256(key.strip()).hexdigest(), (0, ""))

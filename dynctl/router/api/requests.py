@@ -71,6 +71,8 @@ class ApiRequest:
     """Prompts times samples; only single sequences go through a hand-off."""
     has_usage_asked: bool
     max_tokens: int | None
+    route_key: str = ""
+    """What kind of request this is; whoever takes it in says it (`route_keys`)."""
 
     @classmethod
     def of(
