@@ -18,6 +18,7 @@ import msgspec
 import xxhash
 
 from dynctl.core.kv import BlockHash
+from dynctl.kv.running_hash import RunningHash, feed_blocks
 
 _TOKEN_BYTES = 4
 _MARK = b"\xff\xff\xff\xff"
@@ -25,7 +26,7 @@ _MARK = b"\xff\xff\xff\xff"
 
 _IS_LITTLE = sys.byteorder == "little"
 
-PrefixState = xxhash.xxh64
+PrefixState = RunningHash
 """A prefix's running hash; extended on a copy."""
 
 
@@ -94,7 +95,7 @@ class PromptBlocks:
         Feeding it `data` from `num_blocks * stride_bytes` on extends it, so that a look at depths in steps costs each
         byte of the prompt once, however many steps there are.
         """
-        return xxhash.xxh64(self.data[: num_blocks * self.stride_bytes], self._seed)
+        return PrefixState(self.data[: num_blocks * self.stride_bytes], self._seed)
 
     def hashes(self) -> list[BlockHash]:
         """Hash every depth in one pass over the prompt: (num_blocks,), shallowest first."""
@@ -102,13 +103,8 @@ class PromptBlocks:
 
     def hashes_from(self, depth: int) -> list[BlockHash]:
         """Hash every depth beyond one: (num_blocks - depth,), shallowest first."""
-        state = self.start(depth)
-        out: list[BlockHash] = []
         stride = self.stride_bytes
-        for start in range(depth * stride, self.num_blocks * stride, stride):
-            state.update(self.data[start : start + stride])
-            out.append(BlockHash(state.intdigest()))
-        return out
+        return feed_blocks(self.start(depth), self.data[depth * stride :], stride)
 
 
 class BlockHasher:
@@ -136,7 +132,7 @@ class BlockHasher:
 
     def start(self, namespace: bytes = b"") -> PrefixState:
         """Begin an empty prefix, to be extended block by block."""
-        return xxhash.xxh64(b"", self._seed_of(namespace))
+        return PrefixState(b"", self._seed_of(namespace))
 
     def extend(
         self, state: PrefixState, block_bytes: bytes | memoryview, keys: Sequence[object] = ()

@@ -3,10 +3,10 @@
 Not here: which blocks can be found, events (`tracker`). Pure.
 """
 
-import functools
 from collections.abc import Sequence
 
 from dynctl.kv.hashing import PrefixState
+from dynctl.kv.running_hash import feed_blocks
 
 MAX_GROWN_BLOCKS = 512
 """A longer run takes long to make a state between its ends again."""
@@ -67,9 +67,7 @@ class Run:
         """Put blocks behind the last one: their packed tokens."""
         length = len(self.handles) * self._stride
         end = self._state_of(length).copy()  # where others begin is not to be fed
-        # The loops run in C: block by block, the running hash is fed and read.
-        slices, digest = _slices(len(handles), self._stride), end.intdigest
-        self.blocks += [digest() for _ in map(end.update, map(words.__getitem__, slices))]
+        self.blocks += feed_blocks(end, words, self._stride)
         self.handles += handles
         self._end = end
         if length == 0:
@@ -138,9 +136,3 @@ class Run:
             del handles[-1], blocks[-1]
         self.num_told = min(self.num_told, len(blocks))
         return block
-
-
-@functools.lru_cache(maxsize=256)
-def _slices(number: int, stride: int) -> tuple[slice, ...]:
-    """Where each of so many blocks lies in their words."""
-    return tuple(slice(start, start + stride) for start in range(0, number * stride, stride))
