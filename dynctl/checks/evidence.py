@@ -63,12 +63,13 @@ class SshDifference:
 
 @dataclass(frozen=True, slots=True)
 class CacheFinding:
-    """What a router says keeps hits away on one engine."""
+    """What a router says keeps hits away on one engine, or is wrong with itself."""
 
     host_name: str
     """Where the router runs."""
     router: str
     engine: str
+    """Empty: the router itself."""
     cause: str
     text: str
     hint: str

@@ -1,6 +1,7 @@
-"""`dynctl explain`: why a request went where it went, and where the hits of all requests went. IO: ssh, sockets, terminal."""
+"""`dynctl explain`: why a request went where it went, and where the hits of all requests went. IO: ssh, sockets, files, terminal."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -29,6 +30,16 @@ _SESSIONS = {
 _HIT_TARGETS = ("/policy", "/hits", "/findings", "/shadow")
 
 
+FromOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="PATH",
+        help="A decision log's directory, or one of its files, instead of asking routers.",
+    ),
+]
+
+
 def command(
     request: Annotated[
         str,
@@ -39,20 +50,27 @@ def command(
     inventory: InventoryPath = DEFAULT_INVENTORY,
     local: Local = False,
     admin_socket: AdminSocket = None,
+    recorded: FromOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Say why a request went where it went: every candidate, what was expected and what came of it.
 
-    Routers remember their last 10,000 decisions. Each is computed again from what was recorded of it and must give the
-    same engine. Exit 1 when no router knows the request, 3 when some hosts could not be asked.
+    Routers remember their last 10,000 decisions, and look further back in their decision log (--from reads one here, and
+    asks nobody). Each is computed again from what was recorded of it and must give the same engine. Exit 1 when no router
+    knows the request, 3 when some hosts could not be asked.
 
     With `hits`: the hit rate as routers predicted it, as engines report it and as routers' own questions find it; the
     best that was possible and what the rest was lost to; and which precondition does not hold on which engine.
 
     Example: dynctl explain 3f9c1a52e7d000000012
     """
-    from dynctl.errors import DynctlError
+    from dynctl.errors import DynctlError, UsageError
 
+    if recorded is not None:
+        if request == _HITS:
+            raise UsageError("a decision log holds no hit rates", "ask routers for them")
+        _show_all(_read(recorded, request), output)
+        return
     targets = _HIT_TARGETS if request == _HITS else (_target(request),)
     answers = ask_routers(admin_socket, inventory, targets, local=local)
     if request == _HITS:
@@ -68,14 +86,60 @@ def command(
             raise NothingDecidedError
         raise DynctlError(
             f"no router remembers request {clean(request)}",
-            "ids are in the answer's X-Request-Id; the last 10,000 decisions are kept",
+            "ids are in the answer's X-Request-Id; the last 10,000 decisions are kept, and what the decision log holds",
         )
+    _show_all(decisions, output)
+    answers.raise_failures("answered")
+
+
+def _read(path: Path, request: str) -> list[dict[str, Any]]:
+    """The decisions of one request in a file or directory of a decision log, made again here.
+
+    Raises:
+        DynctlError: when it cannot be read or does not hold the request.
+    """
+    from dynctl.errors import DynctlError
+    from dynctl.router.decision_files import paths_in
+    from dynctl.router.recorded import RecordError, from_line
+
+    try:
+        files = paths_in(path) if path.is_dir() else [path]
+        lines = [line for file in files for line in file.read_bytes().splitlines() if line]
+    except OSError as error:
+        raise DynctlError(f"cannot read {path}: {error.strerror}") from error
+    found, num_bad, fault = [], 0, ""
+    for line in lines:
+        try:
+            decision, version = from_line(line)
+        except RecordError as error:
+            num_bad, fault = num_bad + 1, error.message
+            continue
+        if request in {_LAST, decision.request_id, decision.shown_id}:
+            found.append((decision, version))
+    if num_bad:
+        say(f"{num_bad} of {len(lines)} lines of {path} cannot be read: {clean(fault)}")
+    if not found:
+        raise DynctlError(f"{path} holds no decision of request {request}")
+    newest, _ = max(found, key=lambda one: one[0].unix_s)
+    mine = [(d, version) for d, version in found if d.request_id == newest.request_id]
+    return [decision.to_json() | {"version": version} for decision, version in mine]
+
+
+def _show_all(decisions: list[dict[str, Any]], output: Output) -> None:
     if output is Output.JSON:
         emit_json({"schema": "dynctl.explain/1", "decisions": decisions})
-    else:
-        for decision in decisions:
-            _show(decision)
-    answers.raise_failures("answered")
+        return
+    for decision in decisions:
+        _show(_cleaned(decision))
+
+
+def _cleaned(value: Any) -> Any:  # noqa: ANN401 - a router's JSON
+    """Take out of all texts what a terminal would obey."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {name: _cleaned(one) for name, one in value.items()}
+    return [_cleaned(one) for one in value] if isinstance(value, list) else value
 
 
 def _target(request: str) -> str:
@@ -117,7 +181,8 @@ def _show_hits(answers: Mapping[str, Sequence[Any]], output: Output) -> None:
                 f"  policy     {told['policy']} does not look at caches, so requests placed by it are not counted here"
             )
         for finding in told["findings"]:
-            emit(f"  {clean(finding['engine'])}: {clean(finding['text'])} ({finding['cause']})")
+            subject = clean(finding["engine"]) or "this router"
+            emit(f"  {subject}: {clean(finding['text'])} ({finding['cause']})")
             emit(f"    fix: {clean(finding['hint'])}")
         if told["shadow"]:
             _show_shadow(told["shadow"])
@@ -183,8 +248,18 @@ def _show(decision: dict[str, Any]) -> None:
             f"TTFT {_ms(other['predicted_ttft_ms'])} expected"
         )
     is_same = "the same engine" if decision["is_reproduced"] else "ANOTHER ENGINE"
-    emit(f"  again      the recorded inputs give {is_same}")
+    emit(f"  again      the recorded inputs give {is_same}{_by_other(decision)}")
     _draw(decision)
+
+
+def _by_other(decision: dict[str, Any]) -> str:
+    """Who recorded it, where that was another version: its policies may have weighed otherwise."""
+    from dynctl import __version__
+
+    version = decision.get("version", __version__)
+    return (
+        "" if version == __version__ else f" (recorded by {version}, made again by {__version__})"
+    )
 
 
 def _draw(decision: dict[str, Any]) -> None:

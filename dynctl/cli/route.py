@@ -90,6 +90,15 @@ AdminOption = Annotated[
         help="Unix socket that explain, policy and doctor skew ask by the same flag.",
     ),
 ]
+DecisionLogOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--decision-log",
+        metavar="DIR",
+        help="Write decisions there, for explain once they are forgotten: of every decision_log_every-th request (1), in all "
+        "decision_log_max_bytes (64 MiB), no prompts.",
+    ),
+]
 
 
 def command(
@@ -107,6 +116,7 @@ def command(
     setting: SettingOption = None,
     workers: WorkersOption = 1,
     admin_socket: AdminOption = None,
+    decision_log: DecisionLogOption = None,
 ) -> None:
     """Run a KV-aware router alone, in front of engines that already run.
 
@@ -131,6 +141,7 @@ def command(
         route_key_field=route_key_field or "",
         settings=setting or [],
         workers=workers,
+        decision_log=decision_log,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
@@ -155,6 +166,7 @@ def build_config(
     settings: list[str],
     route_key_field: str = "",
     workers: int = 1,
+    decision_log: Path | None = None,
 ) -> "RouterConfig":
     """Make the same configuration the agent would, from flags.
 
@@ -183,6 +195,7 @@ def build_config(
             server_tls=TlsFiles(str(cert), str(key)) if cert else None,
             allow_insecure_listen=insecure_listen,
             workers=workers,
+            decision_log=str(decision_log.absolute()) if decision_log else "",
             settings=make_settings(dict(_parse_setting(text) for text in settings)),
         )
     )

@@ -75,6 +75,10 @@ class Settings:
     index_max_bytes: int = GIB
     decisions: int = 10_000
     """Decisions kept for `/decisions`."""
+    decision_log_every: int = 1
+    """Where there is a decision log, the decisions of every so manieth request go there; 0: of none."""
+    decision_log_max_bytes: int = 64 * MIB
+    """All its files together: the oldest go."""
     short_request_chars: int = 512
     """Prompts of fewer characters are not tokenised and routed by load alone: their prefill is cheaper than to find out
     where it is cached. 0: every prompt is tokenised."""

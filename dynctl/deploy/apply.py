@@ -204,7 +204,8 @@ async def _tell_findings(
                 tell(name, unit.id, f"does not say what it finds of engines: {error.message}")
                 continue
             for one in found:
-                text = f"degraded: {one['engine']}: {one['text']} ({one['cause']}); {one['hint']}"
+                subject = f"{one['engine']}: " if one["engine"] else ""
+                text = f"degraded: {subject}{one['text']} ({one['cause']}); {one['hint']}"
                 tell(name, unit.id, clean(text, 400))
 
 

@@ -33,6 +33,10 @@ class Place:
         """Where a tokenizer copied from an engine's host lies."""
         return f"{self.root}/tokenizers/{deployment}"
 
+    def decisions(self, router: str) -> str:
+        """Where a router's decision log lies."""
+        return f"{self.root}/state/decisions/{router}"
+
 
 def place_of(entry: HostEntry, inventory: Inventory, home: str) -> Place:
     """Tell where dynctl keeps its files on a host: `root` if given, else a directory per cluster."""

@@ -179,6 +179,7 @@ def _router(
         route_key_field=router.route_key_field,
         server_tls=server_tls,
         allow_insecure_listen=router.allow_insecure_listen,
+        decision_log=place.decisions(f"{planned.name}-router"),
     )
     content = msgspec.to_builtins(config)
     content["settings"] = dict(router.settings)

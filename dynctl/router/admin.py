@@ -10,6 +10,7 @@ import msgspec
 from dynctl.errors import DynctlError
 from dynctl.router.api.answers import Failure
 from dynctl.router.findings import Finding
+from dynctl.router.merging import Shown
 from dynctl.router.short_flight import ShortFlight
 from dynctl.router.skew import SkewSums, add_up
 
@@ -42,9 +43,19 @@ def answer(desk: "Desk", method: str, path: str, query: bytes) -> tuple[int, byt
             return Failure(404, f"no {path} here", "not_found")
 
 
+async def recalled(desk: "Desk", path: str, query: bytes, shown: Shown) -> Shown:
+    """Look on disk for a request that no process remembers."""
+    log = desk.decision_log
+    if log is None or path != "/decisions" or isinstance(shown, Failure) or shown[1] != b"[]":
+        return shown
+    wanted = urllib.parse.parse_qs(query.decode("ascii", "replace")).get("request", [""])[0]
+    found = await log.find(wanted) if wanted else []
+    return 200, msgspec.json.encode([d.to_json() | {"version": version} for d, version in found])
+
+
 def _findings(desk: "Desk") -> list[Finding]:
-    """What is wrong with engines: by what requests showed, and before there were any."""
-    found = list(desk.probes.findings())
+    """What is wrong with the router itself, and with engines: by what requests showed, and before there were any."""
+    found = [*desk.own_findings(), *desk.probes.findings()]
     named = {finding.engine for finding in found}
     if desk.tokens.tokenizer is not None:
         found += [one for one in desk.probes.degraded() if one.engine not in named]

@@ -128,6 +128,8 @@ class RouterConfig:
     """Accept a listen address beyond loopback without API keys and TLS."""
     workers: int = 1
     """Processes on the port."""
+    decision_log: str = ""
+    """Directory for decisions beyond those remembered; empty: none are written."""
     settings: Settings = field(default_factory=Settings)
 
     @property

@@ -4,7 +4,7 @@ A decision keeps the policy's frozen inputs, so that the same choice can be comp
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -198,8 +198,10 @@ def explained(decisions: Sequence[Decision], waited_ms: float) -> tuple[tuple[by
 class DecisionRing:
     """Decisions, newest last; old ones fall off."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, also: Callable[[Decision], None] | None = None) -> None:
+        """`also` gets every decision, too."""
         self._ring: deque[Decision] = deque(maxlen=size)
+        self._also = also
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -215,6 +217,8 @@ class DecisionRing:
         decision.policy = policy
         decision.unix_s = unix_s
         self._ring.append(decision)
+        if self._also is not None:
+            self._also(decision)
 
     def to_json(self, limit: int, request_id: str | None = None) -> bytes:
         """The newest `limit` decisions as a JSON array, newest first; of one request where an id is given."""

@@ -15,11 +15,14 @@ from dynctl import registry
 from dynctl.core.text import clean
 from dynctl.http1.request import Request
 from dynctl.router.admission import RetryBudget, WaitingLine
+from dynctl.router.alarms import Alarms
 from dynctl.router.api.answers import Failure
 from dynctl.router.api.keys import Keys
 from dynctl.router.choosing import Policy
 from dynctl.router.config import RouterConfig
+from dynctl.router.decision_log import DecisionLog
 from dynctl.router.decisions import DecisionRing
+from dynctl.router.findings import Finding
 from dynctl.router.first_events import FirstEvents
 from dynctl.router.hits import HitBook
 from dynctl.router.metrics import Metrics, gauge
@@ -49,6 +52,7 @@ _CHECK_EVERY = 5
 
 _PROBE_EVERY = 10
 
+_IS_COMPILED = not __file__.endswith(".py")
 _GENERATING = frozenset(("decode", "aggregated"))
 
 
@@ -71,6 +75,7 @@ class Desk:
         self.tokens = PromptTokens(tokenizer, settings)
         self.workers = WorkerTable(settings)
         self.index = PrefixIndex(settings.index_max_bytes)
+        self.alarms = Alarms(self.metrics.decision, is_compiled=_IS_COMPILED)
         self.hits = HitBook()
         self.probes = Probes(self.workers, self.index, self.hashers)
         self.texts = TextHolders(self.index)
@@ -85,7 +90,10 @@ class Desk:
             *(self.workers, self.index, load_policy(config.policy), settings, self.rng),
             Sessions(settings.session_ttl_s, are_processes_many=config.workers > 1),
         )
-        self.ring = DecisionRing(settings.decisions)
+        self.decision_log = _open_log(config)
+        self.ring = DecisionRing(
+            settings.decisions, self.decision_log.add if self.decision_log is not None else None
+        )
         self.keys = Keys(config.api_keys)
         self.route_keys = RouteKeys(config.route_key_field, self.keys)
         self.by_key = ByKey([key.route_key or key.name for key in config.api_keys])
@@ -125,6 +133,8 @@ class Desk:
         if self._pump is not None:
             self._pump.cancel()
         self.tokens.close()
+        if self.decision_log is not None:
+            await self.decision_log.close()
 
     # Models and health
 
@@ -161,6 +171,11 @@ class Desk:
         """Engines whose first KV events a router that begins should wait for; none where nobody matches tokens."""
         is_matching = self.tokens.tokenizer is not None and self.placement.policy.uses_index
         return self.first_events.awaited(self.loop.time()) if is_matching else ()
+
+    def own_findings(self) -> list[Finding]:
+        """What is wrong with the router itself."""
+        found = list(self.alarms.findings())
+        return found if self.decision_log is None else found + self.decision_log.findings()
 
     # Flights
 
@@ -264,8 +279,9 @@ class Desk:
             self.workers.relax(now_s, self.index)
             self.first_events.look(now_s)
             self.placement.sessions.sweep(now_s)
-            for finding in self.probes.tick(now_s):
-                log.warning("engine %s: %s (%s)", clean(finding.engine), finding.text, finding.hint)
+            for finding in (*self.alarms.tick(now_s), *self.probes.tick(now_s)):
+                subject = f"engine {clean(finding.engine)}" if finding.engine else "this router"
+                log.warning("%s: %s (%s)", subject, finding.text, finding.hint)
         if self._ticks % _CHECK_EVERY == 0:
             for running in tuple(self.flights):
                 running.check(now_s)
@@ -309,8 +325,7 @@ class Desk:
             parity = worker.parity if self.tokens.tokenizer else "none"
             by_parity[(parity,)] = by_parity.get((parity,), 0) + 1
         engine = ("engine",)
-        is_compiled = float(not __file__.endswith(".py"))
-        yield from gauge("compiled", "1 where compiled modules serve.", {(): is_compiled})
+        yield from gauge("compiled", "1 where compiled modules serve.", {(): float(_IS_COMPILED)})
         yield from gauge("inflight", "Requests accepted and not ended.", {(): len(self.flights)})
         yield from gauge("queued", "Requests waiting for an engine.", {(): len(self.line)})
         yield from gauge("engines", "Engines known.", by_state, ("role", "state"))
@@ -339,6 +354,8 @@ class Desk:
             engine,
         )
         yield from self.placement.sessions.exposition()
+        if self.decision_log is not None:
+            yield from self.decision_log.exposition()
         yield from gauge("tokenizer_engines", "Engines by parity.", by_parity, ("parity",))
         yield from gauge("index_blocks", "Distinct block hashes.", {(): len(self.index)})
         parts: dict[tuple[str, ...], float] = {
@@ -352,7 +369,7 @@ class Desk:
         yield from gauge("probe_tokens", "Tokens of own questions asked again.", probes, ("what",))
         yield from self._by_route_key()
         found: dict[tuple[str, ...], float] = {
-            (f.engine, f.cause): 1.0 for f in self.probes.findings()
+            (f.engine, f.cause): 1.0 for f in (*self.own_findings(), *self.probes.findings())
         }
         yield from gauge("findings", "Broken preconditions.", found, ("engine", "cause"))
         yield from gauge("start_time_seconds", "Start, Unix time.", {(): self._started_unix_s})
@@ -364,6 +381,15 @@ class Desk:
         }
         yield from gauge("expected_output_tokens", "Of an answer.", lengths, ("route_key",))
         yield from self.by_key.lines()
+
+
+def _open_log(config: RouterConfig) -> DecisionLog | None:
+    settings = config.settings
+    if not config.decision_log or not settings.decision_log_every:
+        return None
+    return DecisionLog(
+        config.decision_log, settings.decision_log_every, settings.decision_log_max_bytes
+    )
 
 
 def load_policy(name: str) -> Policy:

@@ -7,6 +7,7 @@ Not here: gathering the evidence (`probes`). Pure.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -34,6 +35,10 @@ def _looks() -> deque[Look]:
 
 def _repeats() -> deque[tuple[int, int]]:
     return deque(maxlen=_NUM_REPEATS)
+
+
+def _told_hits() -> deque[tuple[int, int, int]]:
+    return deque(maxlen=_NUM_TOLD)
 
 
 @dataclass(slots=True)
@@ -78,18 +83,33 @@ class Evidence:
     repeats: deque[tuple[int, int]] = field(default_factory=_repeats)
     """Of the last prompts that this engine must have had, because its published blocks say so: how many tokens, and how
     many it reports."""
+    told_hits: deque[tuple[int, int, int]] = field(default_factory=_told_hits)
+    """Of the last prompts that it said the hits of: tokens, those expected to be hits, and those it reports."""
+    differs_for_s: float = 0.0
+    """For how long those sums have been far from each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A precondition that does not hold on one engine."""
+    """A precondition that does not hold on one engine, or something wrong with the router."""
 
     engine: str
+    """Empty: the router itself."""
     cause: str
     text: str
     hint: str
 
 
+_NUM_TOLD = 128
+_MIN_TOLD = 32
+_MIN_TOLD_TOKENS = 32_768
+_MAX_DIFFERENCE = 0.1
+"""Of the prompts' tokens. Real engines differ from what is predicted by less than a hundredth."""
+
+_PATIENCE_S = 30.0
+"""Prompts that come at once are expected where the first of them is still computed: that is over sooner."""
+
+_MIN_UNREPORTED = 16
 _MIN_CHECKED = 3
 _MIN_REPEATED_TOKENS = 256
 
@@ -232,16 +252,56 @@ def _identity(e: Evidence) -> tuple[str, str, str] | None:
 def _reports(e: Evidence) -> tuple[str, str, str] | None:
     """Whether the engine finds what it published."""
     repeated_tokens = sum([expected for expected, _ in e.repeats])
-    if repeated_tokens < _MIN_REPEATED_TOKENS or any(reported for _, reported in e.repeats):
-        return None
-    if not e.num_reported:
+    has_repeats = repeated_tokens >= _MIN_REPEATED_TOKENS
+    if not e.num_reported and (has_repeats or e.num_ended >= _MIN_UNREPORTED):
         return (
             "no_report",
             "its answers do not say how many prompt tokens were cached",
             "start it with --enable-prompt-tokens-details; hits are real but cannot be verified",
         )
+    if not has_repeats or any(reported for _, reported in e.repeats):
+        return _difference(e)
     return (
         "never_reused",
         "it publishes blocks, is sent their prompts, and reports no hit",
         "look for a cache salt or a reset of its prefix cache",
     )
+
+
+def are_far(told: Iterable[tuple[int, int, int]]) -> bool:
+    """Whether predicted and reported hits are far from each other, over enough tokens."""
+    number, tokens, predicted, reported = _sums(told)
+    far = abs(predicted - reported) > _MAX_DIFFERENCE * tokens
+    return far and number >= _MIN_TOLD and tokens >= _MIN_TOLD_TOKENS
+
+
+def _sums(told: Iterable[tuple[int, int, int]]) -> tuple[int, int, int, int]:
+    number = tokens = predicted = reported = 0
+    for one in told:
+        number += 1
+        tokens += one[0]
+        predicted += one[1]
+        reported += one[2]
+    return number, tokens, predicted, reported
+
+
+def _difference(e: Evidence) -> tuple[str, str, str] | None:
+    """Whether it finds about as much in its cache as was expected there."""
+    if e.differs_for_s < _PATIENCE_S or not are_far(e.told_hits):
+        return None
+    number, tokens, predicted, reported = _sums(e.told_hits)
+    text = (
+        f"of its last {number} prompts {predicted / tokens:.0%} were expected to be cached there, and it reports "
+        f"{reported / tokens:.0%}"
+    )
+    if reported < predicted:
+        hint = (
+            "it may let go of blocks before it gets to a prompt (KV memory full, long queue: fewer requests at once, or more "
+            "memory), or its events come late"
+        )
+    else:
+        hint = (
+            "it holds more than its events tell: some are lost (give kv-replay=…), come late, or it loads from a store that "
+            "tells nothing"
+        )
+    return "hits_differ", text, hint

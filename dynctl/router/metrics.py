@@ -80,6 +80,16 @@ class Histogram:
         self._sum += value * number
 
     @property
+    def bounds(self) -> tuple[float, ...]:
+        """Upper ends of all buckets but the last, which has none."""
+        return self._bounds
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Values taken in so far, by bucket."""
+        return tuple(self._counts)
+
+    @property
     def count(self) -> int:
         """Values taken in so far."""
         return sum(self._counts)

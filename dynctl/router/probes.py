@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from dynctl.kv.hashing import PromptBlocks
-from dynctl.router.findings import Evidence, Finding, Look, diagnose, events_fault
+from dynctl.router.findings import Evidence, Finding, Look, are_far, diagnose, events_fault
 from dynctl.router.hits import Outlook
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.prompt import Hashers
@@ -74,6 +74,8 @@ class _Seen:
     num_stored: int = 0
     grew_s: float = 0.0
     """When more of them were seen for the last time."""
+    agreed_s: float = 0.0
+    """When predicted and reported hits were about the same for the last time."""
     num_keyed: int = 0
     """When a prompt was found for the last time."""
 
@@ -100,6 +102,9 @@ class Probes:
         evidence.num_reported += reported_tokens is not None
         if outlook.predicted:
             evidence.repeats.append((outlook.predicted, reported_tokens or 0))
+        if reported_tokens is not None and not outlook.is_text:
+            told = (outlook.num_tokens, outlook.predicted, reported_tokens)
+            evidence.told_hits.append(told)
         evidence.num_text += outlook.is_text
         # The engine has no names for blocks of text.
         if outlook.is_text or not blocks.num_blocks or now_s < self._next_s.get(worker.id, 0.0):
@@ -113,6 +118,7 @@ class Probes:
         """Do the checks that are due; return the findings that are new."""
         for worker in self._table.all():
             self._note_growth(worker, now_s)
+            self._note_difference(worker, now_s)
         while self._waiting and self._waiting[0].due_s <= now_s:
             check = self._waiting.popleft()
             if self._table.get(check.worker.id) is check.worker:
@@ -121,7 +127,10 @@ class Probes:
         for worker in self._table.all():
             if finding := diagnose(self._complete(worker)):
                 self._found[worker.id] = finding
-        return [f for engine, f in self._found.items() if before.get(engine) != f]
+        # Figures in its text change: that is no news.
+        return [
+            f for id_, f in self._found.items() if id_ not in before or before[id_].cause != f.cause
+        ]
 
     def findings(self) -> tuple[Finding, ...]:
         """What is wrong now."""
@@ -170,6 +179,12 @@ class Probes:
         if num_stored != seen.num_stored:
             seen.num_stored, seen.grew_s = num_stored, now_s
             evidence.num_unheard = 0
+
+    def _note_difference(self, worker: Worker, now_s: float) -> None:
+        evidence, seen = self._of(worker)
+        if not are_far(evidence.told_hits):
+            seen.agreed_s = now_s
+        evidence.differs_for_s = now_s - seen.agreed_s
 
     def _look(self, check: _Check, evidence: Evidence, seen: _Seen) -> None:
         if not seen.num_stored:

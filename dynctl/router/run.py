@@ -158,6 +158,8 @@ class Router:
             if self._place is None or self._place.process == 0:
                 group.create_task(Prober(desk).run(), name="probes")
                 group.create_task(Warmer(desk).run(), name="warming")
+            if desk.decision_log is not None:
+                group.create_task(desk.decision_log.run(), name="decision log")
             for relay in config.relays:
                 assert context is not None
                 source = RelaySource(

@@ -204,18 +204,20 @@ class Entrance:
     def _show(self, exchange: Exchange) -> None:
         """Answer for all processes of this port."""
         own = self._own_answer(exchange.request)
-        if self._siblings is None:
+        if self._siblings is None and self._desk.decision_log is None:
             self._give(exchange, own)
             return
-        task = asyncio.create_task(self._show_all(self._siblings, exchange, own), name="siblings")
+        task = asyncio.create_task(self._show_all(exchange, own), name="show")
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
 
-    async def _show_all(self, siblings: Siblings, exchange: Exchange, own: Shown) -> None:
-        request = exchange.request
-        # Sent to the others too: what changes something is to change it everywhere.
-        others = await siblings.ask(request.method, request.target.decode("ascii"))
-        self._give(exchange, add_answers(request.path, request.query, own, others))
+    async def _show_all(self, exchange: Exchange, own: Shown) -> None:
+        request, shown = exchange.request, own
+        if self._siblings is not None:
+            # Sent to the others too: what changes something is to change it everywhere.
+            others = await self._siblings.ask(request.method, request.target.decode("ascii"))
+            shown = add_answers(request.path, request.query, own, others)
+        self._give(exchange, await admin.recalled(self._desk, request.path, request.query, shown))
 
     def _own_answer(self, request: Request) -> Shown:
         if request.path == "/metrics":

@@ -59,7 +59,7 @@ class Sim:
 
 @asynccontextmanager
 async def routed_sims(
-    *sims, policy="kv", settings=None, tokenizer=str(MODEL_DIR), parity="verified"
+    *sims, policy="kv", settings=None, tokenizer=str(MODEL_DIR), parity="verified", **options
 ):
     text = TextModel(MODEL_DIR)
     for sim in sims:
@@ -72,6 +72,7 @@ async def routed_sims(
         settings=make_settings(
             {"engine_poll_s": 0.1, "conditional_prefill": 0, "probe_s": 0} | (settings or {})
         ),
+        **options,
     )
     async with Router(config) as router:
         client = Client(router.port)

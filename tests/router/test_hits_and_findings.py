@@ -10,7 +10,7 @@ from dynctl.kv.hashing import BlockHasher
 from dynctl.kv.tracker import BlockTracker
 from dynctl.router.config import Settings
 from dynctl.router.desk import load_policy
-from dynctl.router.findings import Evidence, diagnose
+from dynctl.router.findings import Evidence, are_far, diagnose
 from dynctl.router.hits import HitBook, Outlook
 from dynctl.router.placement import Order, Placement
 from dynctl.router.prefix_index import PrefixIndex, Source
@@ -132,6 +132,8 @@ class Scene:
             self.notes.num_keyed = self.tracker.counts.num_keyed_roots
         if self.fault in {"never_reused", "caching_off"}:
             return 0
+        if self.fault == "half":
+            return cached // 2
         return None if self.fault == "no_report" else cached
 
     def evict(self, num_left):
@@ -211,6 +213,52 @@ def test_a_cause_that_comes_after_a_while_is_named_as_soon(fault):
 
     assert cause == fault
     assert at_s <= 30.0
+
+
+def test_hits_far_from_what_was_predicted_are_named_with_both_figures_once_that_lasts():
+    scene = Scene("half")
+    at_s, cause = scene.seconds_until_named()
+
+    assert cause == "hits_differ"
+    assert 30.0 <= at_s <= 60.0
+    (finding,) = scene.probes.findings()
+    assert "of its last 128 prompts 100% were expected to be cached there" in finding.text
+    assert "it reports 50%" in finding.text
+    assert "let go of blocks" in finding.hint
+    assert scene.probes.tick(60.0) == [], "told once"
+
+    scene.fault = ""
+    for step in range(200):
+        scene.serve(prompt_of(step % 5), 60.0 + step * 0.2)
+    scene.probes.tick(100.0)
+    assert scene.probes.findings() == ()
+
+
+@pytest.mark.parametrize(
+    ("predicted", "reported", "expected"),
+    [(0.5, 0.39, True), (0.5, 0.41, False), (0.5, 0.62, True), (0.0, 0.0, False), (0.0, 0.2, True)],
+)
+def test_more_than_ten_points_over_enough_tokens_are_far(predicted, reported, expected):
+    told = [(1024, int(1024 * predicted), int(1024 * reported))] * 32
+    assert are_far(told) is expected
+    assert not are_far(told[1:])
+    assert not are_far([(1000, 1000, 0)] * 32)
+
+
+def test_hits_that_no_event_told_of_point_at_the_events():
+    e = Evidence("e", num_ended=99, num_reported=99, num_stored_blocks=9, differs_for_s=31.0)
+    e.told_hits.extend([(1024, 0, 512)] * 40)
+    found = diagnose(e)
+    assert found.cause == "hits_differ"
+    assert "0% were expected" in found.text
+    assert "it reports 50%" in found.text
+    assert "holds more than its events tell" in found.hint
+    e.differs_for_s = 29.0
+    assert diagnose(e) is None
+
+
+def test_an_engine_that_never_tells_its_hits_is_named_also_where_nothing_repeats():
+    assert Scene("no_report", repeats=False).seconds_until_named()[1] == "no_report"
 
 
 @pytest.mark.parametrize("repeats", [True, False])

@@ -1,32 +1,18 @@
-"""A router sends requests by what engines cache, and a precondition does not hold on one: it is never hit. Pure."""
+"""A router sends requests by what engines cache, and a precondition does not hold on one: it is hit less than it should be. Pure."""
 
 from collections.abc import Iterator
 
 from dynctl.checks.evidence import Evidence, Need
-from dynctl.checks.finding import Check, Finding, Severity
-from dynctl.checks.shell import quote
+from dynctl.checks.finding import Check, Finding
+from dynctl.checks.router_findings import told
 
 CODE = "kv-hits-missing"
 
 
 def _judge(evidence: Evidence) -> Iterator[Finding]:
     for found in evidence.cache_findings:
-        root = evidence.roots.get(found.host_name, "")
-        told = f'"engine":"{found.engine}","cause":"{found.cause}"'
-        yield Finding(
-            CODE,
-            Severity.WARNING,
-            found.host_name,
-            found.engine,
-            found.text,
-            (f"{found.router} says: {found.cause}",),
-            found.hint,
-            verify=(
-                f'curl -s -m 5 --unix-socket "$(cat {quote(root + "/agent.socket-path")})" '
-                f"http://agent/v1/router/{quote(found.router)}/findings | grep -oF {quote(told)}"
-            ),
-            verify_on=found.host_name,
-        )
+        if found.engine:
+            yield told(evidence, CODE, found)
 
 
-CHECK = Check(CODE, "Engine whose cache is never hit", _judge, (Need.AGENTS,))
+CHECK = Check(CODE, "Engine whose cache is not hit as it should be", _judge, (Need.AGENTS,))

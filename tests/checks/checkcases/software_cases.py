@@ -106,6 +106,11 @@ NEVER_HIT = CacheFinding(
     *("a", "chat-router", "chat-0", "topic"),
     *("its KV events have a topic nobody subscribes to", "give the same topic on both sides"),
 )
+SLOW = CacheFinding(
+    *("a", "chat-router", "", "slow_decisions"),
+    *("9 of 400 decisions took more than 2 ms", "give the router a core of its own"),
+)
+SAYS_SLOW = '[{"engine":"","cause":"slow_decisions","text":"t","hint":"h"}]'
 FOUND = '[{"engine":"chat-0","cause":"topic","text":"t","hint":"h"}]'
 CURL = '{{"version":"0.1.0","degraded":[{}]}}'
 
@@ -286,6 +291,15 @@ CASES = (
         World({"curl": says("[]")}, SOCKET),
         "warning",
         "a topic nobody",
+    ),
+    Case(
+        "router-degraded",
+        agents(cache_findings=(NEVER_HIT, SLOW)),
+        agents(cache_findings=(NEVER_HIT,)),
+        World({"curl": says(SAYS_SLOW)}, SOCKET),
+        World({"curl": says(FOUND)}, SOCKET),
+        "warning",
+        "9 of 400",
     ),
     Case(
         "agent-outdated",

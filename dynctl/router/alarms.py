@@ -1,0 +1,63 @@
+"""What a router finds wrong with itself: decisions that take too long. Pure: times are passed in."""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+
+from dynctl.router.findings import Finding
+from dynctl.router.metrics import Histogram
+
+_LIMIT_S = 2e-3
+"""Of the 99th percentile. Wanted: 200 requests a second on 2 cores, 64 engines and a million blocks."""
+
+_WINDOW_S = 60.0
+_MIN_DECISIONS = 100
+"""Fewer say nothing of a 99th percentile."""
+
+
+class Alarms:
+    """Watches the time of decisions over the last minute."""
+
+    def __init__(self, decisions: Histogram, *, is_compiled: bool) -> None:
+        self._decisions = decisions
+        self._is_compiled = is_compiled
+        self._seen: deque[tuple[float, tuple[int, ...]]] = deque()
+        self._found: list[Finding] = []
+
+    def tick(self, now_s: float) -> list[Finding]:
+        """Look at what was decided; return findings that are new. Call it about every second."""
+        self._seen.append((now_s, self._decisions.counts))
+        while now_s - self._seen[0][0] > _WINDOW_S:
+            self._seen.popleft()
+        counts = [b - a for a, b in zip(self._seen[0][1], self._seen[-1][1], strict=True)]
+        before, self._found = self._found, self._slow(counts)
+        return [] if before else self._found
+
+    def findings(self) -> list[Finding]:
+        """What is wrong now."""
+        return self._found
+
+    def _slow(self, counts: Sequence[int]) -> list[Finding]:
+        bounds, total = self._decisions.bounds, sum(counts)
+        num_slow = sum(counts[bisect_left(bounds, _LIMIT_S) + 1 :])
+        if total < _MIN_DECISIONS or num_slow * 100 <= total:
+            return []
+        beyond, position = 0, len(counts)
+        while (beyond := beyond + counts[position - 1]) * 100 <= total:
+            position -= 1
+        under = (
+            f"up to {bounds[position - 1] * 1e3:g}"
+            if position <= len(bounds)
+            else f"over {bounds[-1] * 1e3:g}"
+        )
+        hint = "give the router a core of its own (/proc/pressure/cpu says whether it waits for one), or spread requests: --workers"
+        if not self._is_compiled:
+            hint += "; compiled (make wheel) it needs half the time"
+        return [
+            Finding(
+                "",
+                "slow_decisions",
+                f"{num_slow} of {total} decisions in the last minute took more than 2 ms, 99 of 100 {under} ms",
+                hint,
+            )
+        ]

@@ -1,0 +1,75 @@
+"""A router that takes too long to decide says so."""
+
+import pytest
+from router_bench import routed
+from router_fakes import FakeEngine
+
+from dynctl.router.alarms import Alarms
+from dynctl.router.metrics import Metrics
+
+
+def decided(*spans):
+    """Alarms after so many decisions of each time; what they found."""
+    metrics = Metrics()
+    alarms = Alarms(metrics.decision, is_compiled=False)
+    assert alarms.tick(0.0) == []
+    for number, seconds in spans:
+        metrics.decision.observe(seconds, number)
+    return metrics, alarms, alarms.tick(1.0)
+
+
+@pytest.mark.parametrize(
+    ("spans", "text"),
+    [
+        ([(198, 1e-4), (2, 3e-3)], None),
+        (
+            [(197, 1e-4), (3, 3e-3)],
+            "3 of 200 decisions in the last minute took more than 2 ms, 99 of 100 up to 5 ms",
+        ),
+        (
+            [(190, 1e-4), (9, 3e-3), (1, 0.02)],
+            "10 of 200 decisions in the last minute took more than 2 ms, 99 of 100 up to 5 ms",
+        ),
+        (
+            [(190, 1e-4), (7, 3e-3), (3, 0.7)],
+            "10 of 200 decisions in the last minute took more than 2 ms, 99 of 100 over 50 ms",
+        ),
+        ([(200, 2e-3)], None),
+        ([(99, 0.1)], None),
+    ],
+)
+def test_a_99th_percentile_beyond_two_milliseconds_is_found(spans, text):
+    _, alarms, found = decided(*spans)
+
+    assert [one.text.removesuffix(" ms") for one in found] == (
+        [text.removesuffix(" ms")] if text else []
+    )
+    assert alarms.findings() == found
+    for one in found:
+        assert (one.engine, one.cause) == ("", "slow_decisions")
+        assert "a core of its own" in one.hint
+        assert "make wheel" in one.hint
+
+
+def test_it_is_told_once_and_is_over_a_minute_after_the_last_slow_decisions():
+    metrics, alarms, found = decided((200, 5e-3))
+    assert found
+    assert alarms.tick(2.0) == []
+    assert alarms.findings()
+    for now_s in range(3, 70):
+        metrics.decision.observe(1e-4, 10)
+        assert alarms.tick(float(now_s)) == []
+    assert alarms.findings() == []
+
+
+def test_what_is_wrong_with_the_router_is_told_where_findings_are(run):
+    async def main():
+        async with routed(FakeEngine()) as bench:
+            desk = bench.desk
+            desk.alarms.tick(desk.loop.time())
+            desk.metrics.decision.observe(0.01, 500)
+            assert desk.alarms.tick(desk.loop.time())
+            counted = desk.exposition().decode()
+            assert 'dynctl_router_findings{engine="",cause="slow_decisions"} 1' in counted
+
+    run(main)
