@@ -35,6 +35,7 @@ from dynctl.errors import DynctlError
 _log = logging.getLogger("dynctl.agent")
 
 _TICK_S = 0.5
+_UNITS, _SLICE = "units.json", "slice.json"
 _SAVE_PAUSE_S = 0.05
 
 
@@ -58,6 +59,8 @@ class Supervisor:
         self._boot = processes.boot_identity()
         self._started_unix_s = time.time()
         self._degraded: dict[str, str] = {}
+        self._unwritten: set[str] = set()
+        """Files that could not be written; tried again until they are."""
         self._applying = asyncio.Lock()
         self._is_ending = False
         self._is_closing = False
@@ -171,7 +174,7 @@ class Supervisor:
         async with self._applying:
             self._check_order(wanted)
             programs = self._programs(wanted)
-            await self._keep("slice.json", lambda: self.root.save_slice(wanted))
+            await self._keep(_SLICE, lambda: self.root.save_slice(wanted))
             if self._is_ending:
                 raise StaleError("the agent is shutting down")
             self.slice = wanted
@@ -184,7 +187,7 @@ class Supervisor:
         """
         self._is_ending = True
         # First of all, so that nothing comes back after a crash or a reboot in between.
-        await self._keep("slice.json", self.root.forget_slice)
+        await self._keep(_SLICE, self.root.forget_slice)
         phases: tuple[tuple[str, ...], ...] = (("router",), ("engine",), ("relay",))
         if now:
             phases = (("router", "engine", "relay"),)
@@ -286,12 +289,12 @@ class Supervisor:
         try:
             self.slice = self.root.load_slice()
         except DynctlError as error:
-            self._degraded["slice.json"] = error.message
+            self._degraded[_SLICE] = error.message
             return
         try:
             programs = self._programs(self.slice) if self.slice else []
         except DynctlError as error:
-            self._degraded["slice.json"] = f"cannot be carried out: {error.message}"
+            self._degraded[_SLICE] = f"cannot be carried out: {error.message}"
             return
         self._reconcile(programs)
 
@@ -321,7 +324,7 @@ class Supervisor:
         try:
             return self.root.load_memory()
         except DynctlError as error:
-            self._degraded["units.json"] = error.message
+            self._degraded[_UNITS] = error.message
             return Memory()
 
     def _own_bundle(self) -> str:
@@ -350,21 +353,35 @@ class Supervisor:
 
     async def _save(self) -> None:
         memory = Memory(self._boot, tuple(record_of(unit) for unit in self.units.values()))
-        await self._keep("units.json", lambda: self.root.save_memory(memory))
+        await self._keep(_UNITS, lambda: self.root.save_memory(memory))
 
     async def _keep(self, what: str, write: Callable[[], None]) -> None:
         """Write a file in a thread; a full disk makes the agent degraded, not dead."""
         try:
             await asyncio.to_thread(write)
         except OSError as error:
-            _log.warning("%s: %s", what, error)
+            if what not in self._unwritten:
+                _log.warning("%s: %s", what, error)
             self._degraded[what] = f"cannot be written: {error.strerror}"
+            self._unwritten.add(what)
         else:
             self._degraded.pop(what, None)
+            self._unwritten.discard(what)
+
+    async def _write_again(self) -> None:
+        """A disk that was full may have room: what is remembered must not stay older than what runs."""
+        if _UNITS in self._unwritten:
+            self._dirty.set()
+        if _SLICE in self._unwritten:
+            async with self._applying:
+                wanted = self.slice
+                if wanted is not None and not self._is_ending:
+                    await self._keep(_SLICE, lambda: self.root.save_slice(wanted))
 
     async def _tick(self, *, reaps: bool) -> None:
-        """Keep log files bounded and collect dead orphans."""
+        """Keep log files bounded, write what could not be written, and collect dead orphans."""
         while True:
+            await self._write_again()
             for log in [self._own_log, *(unit.log for unit in self.units.values())]:
                 if log.is_too_large:
                     await self._keep("logs", log.rotate)

@@ -539,8 +539,9 @@ def test_unwritable_state_degrades_the_agent_but_not_its_engines(
             "slice.json: cannot be written: No space" in d for d in supervisor.status.degraded
         )
         monkeypatch.undo()
-        await supervisor.apply(tools.host_slice(engine(), generation=2))
-        assert not any("slice.json" in d for d in supervisor.status.degraded)
+        await tools.until(supervisor, lambda: not supervisor.status.degraded)
+        assert supervisor.root.load_slice() == supervisor.slice
+        assert [r.id for r in supervisor.root.load_memory().units] == list(supervisor.units)
         await supervisor.shutdown(now=True)
 
     supervised(body)
