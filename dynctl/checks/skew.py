@@ -316,6 +316,8 @@ def _kv_memory(engines: dict[str, Engine]) -> Cause:
 def _for_cache(policy: str, kind: str, key: str) -> str:
     if policy == "prefix":
         less = f"take a policy that sticks the less, the more an engine has above its share: {_try('kv')}"
+    elif policy == "kv":
+        less = "let requests leave their cache sooner, for some recomputing: dynctl policy --stickiness 0.5"
     else:
         less = f"take a policy that does not stick to caches: {_try('least_loaded')}"
     if kind == PREFIX:

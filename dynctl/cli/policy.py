@@ -25,6 +25,15 @@ def command(
         str | None,
         typer.Argument(help="The policy to use from now on; without it nothing changes."),
     ] = None,
+    *,
+    stickiness: Annotated[
+        float | None,
+        typer.Option(
+            "--stickiness",
+            min=0.0,
+            help="How long kv holds on to caches: 1 is usual, 0 ignores them, 2 lets half as much excess load draw requests away.",
+        ),
+    ] = None,
     shadow: Annotated[
         str | None,
         typer.Option("--shadow", help="A policy that follows all decisions without acting."),
@@ -46,7 +55,7 @@ def command(
     hundred requests `dynctl explain hits` shows what switching would gain, and how sure that is.
 
     A change lasts until the router is started anew or `dynctl up` changes its settings; to keep it, write it to the
-    inventory (router: {policy: …}). Exit 3 when some hosts could not be asked; the others are changed.
+    inventory (router: {policy: …, settings: {stickiness: …}}). Exit 3 when some hosts could not be asked; the others are changed.
 
     Example: dynctl policy --shadow prefix
     """
@@ -54,9 +63,12 @@ def command(
 
     if shadow is not None and no_shadow:
         raise UsageError("--shadow and --no-shadow exclude each other")
-    for wanted in (name, shadow):
-        _check(wanted)
-    changes = [f"/policy?name={name}"] if name is not None else []
+    for one in (name, shadow):
+        _check(one)
+    wanted = [] if name is None else [f"name={name}"]
+    if stickiness is not None:
+        wanted.append(f"stickiness={stickiness:g}")
+    changes = [f"/policy?{'&'.join(wanted)}"] if wanted else []
     if shadow is not None or no_shadow:
         changes.append(f"/shadow?policy={shadow or ''}")
     if admin_socket is not None:
@@ -86,6 +98,7 @@ def _show(told: Mapping[str, list[Any]], output: Output) -> None:
         {
             "router": router,
             "policy": policy["policy"],
+            "stickiness": policy.get("stickiness"),
             "shadow": shadow and shadow["shadow"]["policy"],
             "num_decisions": shadow and shadow["num_decisions"],
         }
@@ -98,11 +111,13 @@ def _show(told: Mapping[str, list[Any]], output: Output) -> None:
         [
             row["router"],
             row["policy"],
+            "–" if row["stickiness"] is None else f"{row['stickiness']:g}",
             row["shadow"] or "–",
             "–" if row["num_decisions"] is None else str(row["num_decisions"]),
         ]
         for row in rows
     ]
-    table(["ROUTER", "POLICY", "SHADOW", "FOLLOWED"], cells, right=("FOLLOWED",))
+    headings = ["ROUTER", "POLICY", "STICKINESS", "SHADOW", "FOLLOWED"]
+    table(headings, cells, right=("STICKINESS", "FOLLOWED"))
     if any(row["shadow"] for row in rows):
         say("what switching would gain: dynctl explain hits")

@@ -36,7 +36,9 @@ class Settings:
     max_concurrent_requests: int = 0
     """Under way at once, waiting ones included, in all processes of a port; further ones are refused with 429. 0: no limit."""
     default_slots: int = 256
-    """Requests an engine takes at once where it does not say its limit of sequences."""
+    """Requests an engine takes at once where it does not say its limit of sequences (`max_num_seqs`)."""
+    max_requests_per_engine: int = 0
+    """Sent to one engine at once, whatever more it would take; further ones wait in the router's queue. 0: no limit of ours."""
     prefill_tokens_s: float = 10_000.0
     """Prefill rate assumed until learned."""
     prefill_base_ms: float = 5.0
@@ -62,6 +64,9 @@ class Settings:
     """With pools: 1 decides per request whether to prefill elsewhere and copy, or on the decode engine; 0 always copies."""
     decode_stall: float = 1.0
     """What a millisecond of prefill on a decode engine costs each sequence it runs, in milliseconds. A guess."""
+    stickiness: float = 1.0
+    """How long policy `kv` holds on to caches. 0: it ignores them; below 1 what is cached counts for so much less; above 1 an
+    engine's excess over its fair share counts for so much less, which is what makes requests leave their cache."""
     near_ms: float = 1.0
     """Candidates whose cost is within this of the best …"""
     near_ratio: float = 0.02

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from dynctl.core.router_settings import fault_of
 from dynctl.errors import DynctlError
 from dynctl.router.api.answers import Failure
 from dynctl.router.findings import Finding
@@ -33,7 +34,7 @@ def answer(desk: "Desk", method: str, path: str, query: bytes) -> tuple[int, byt
         case ("GET", "/policy"):
             return _policy(desk)
         case ("POST", "/policy"):
-            return _set_policy(desk, desk.set_policy, args.get("name", [""])[0])
+            return _change_policy(desk, args)
         case ("GET", "/shadow"):
             return _shadow(desk)
         case ("POST", "/shadow"):
@@ -95,6 +96,26 @@ def _shadow(desk: "Desk") -> tuple[int, bytes]:
     return 200, msgspec.json.encode(None if shadow is None else shadow.to_json())
 
 
+def _change_policy(desk: "Desk", args: dict[str, list[str]]) -> tuple[int, bytes] | Failure:
+    """Change the policy, how long it holds on to caches, or both; what is wrong changes neither."""
+    [given] = args.get("stickiness", [""])[:1]
+    if given:
+        try:
+            stickiness = float(given)
+            fault = fault_of("stickiness", stickiness)
+        except ValueError:
+            fault = "that is no number"
+        if fault:
+            return Failure(400, fault, "invalid_request", "stickiness")
+    if "name" in args or not given:
+        changed = _set_policy(desk, desk.set_policy, args.get("name", [""])[0])
+        if isinstance(changed, Failure):
+            return changed
+    if given:
+        desk.set_stickiness(stickiness)
+    return _policy(desk)
+
+
 def _set_policy(desk: "Desk", use: Callable[[str], None], name: str) -> tuple[int, bytes] | Failure:
     if not _POLICY.fullmatch(name) and not (name == "" and use == desk.set_shadow):
         return Failure(400, "that is no policy's name", "invalid_request", "name")
@@ -106,4 +127,6 @@ def _set_policy(desk: "Desk", use: Callable[[str], None], name: str) -> tuple[in
 
 
 def _policy(desk: "Desk") -> tuple[int, bytes]:
-    return 200, msgspec.json.encode({"policy": desk.policy_name})
+    return 200, msgspec.json.encode(
+        {"policy": desk.policy_name, "stickiness": desk.placement.stickiness}
+    )

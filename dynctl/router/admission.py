@@ -39,6 +39,11 @@ class WaitingLine(Generic[T]):
         turns = self._turns.get(model)
         return turns.in_order(now_s) if turns is not None else []
 
+    def position(self, item: T, now_s: float) -> int:
+        """Its place among those who wait for the same model, from 1; 0: it does not wait."""
+        place = self._places.get(item)
+        return 0 if place is None else self._turns[place[0]].position(item, now_s)
+
     def last_below(self, model: str | None, level: int, now_s: float) -> T | None:
         """Who makes room for somebody of that class in a full line of the same model; None: nobody."""
         turns = self._turns.get(model)

@@ -62,6 +62,8 @@ class Need(NamedTuple):
     """… and this for each uncached token."""
     near_ms: float = 1.0
     near_ratio: float = 0.02
+    stickiness: float = 1.0
+    """Below 1: what a cached token counts for; above 1: by how much less excess load counts."""
 
 
 class Policy(Protocol):

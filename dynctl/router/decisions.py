@@ -183,7 +183,9 @@ class Decision(msgspec.Struct, eq=False):
         }
 
 
-def explained(decisions: Sequence[Decision], waited_ms: float) -> tuple[tuple[bytes, bytes], ...]:
+def explained(
+    decisions: Sequence[Decision], waited_ms: float, queue_position: int
+) -> tuple[tuple[bytes, bytes], ...]:
     """Say what is expected of a request as header fields, for a client that asked with `X-Dynctl-Explain`."""
     engines = ",".join(decision.engine for decision in decisions)
     parts_ms = sum(sum(d.predicted_ms(d.position).values()) for d in decisions)
@@ -192,6 +194,7 @@ def explained(decisions: Sequence[Decision], waited_ms: float) -> tuple[tuple[by
         (b"x-dynctl-engines", engines.encode()),
         (b"x-dynctl-predicted-ttft-ms", b"%.1f" % (waited_ms + parts_ms)),
         (b"x-dynctl-predicted-cached-tokens", b"%d" % overlap),
+        (b"x-dynctl-queue-position", b"%d" % queue_position),
     )
 
 

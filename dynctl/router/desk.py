@@ -298,6 +298,10 @@ class Desk:
             self.set_shadow(self.placement.shadow.name, beside=name)
         self.policy_name = name
 
+    def set_stickiness(self, stickiness: float) -> None:
+        """Change how long caches are held on to, for all decisions from now on."""
+        self.placement.stickiness = stickiness
+
     def set_shadow(self, name: str, beside: str = "") -> None:
         """Let another policy follow the decisions of the present one, or of `beside`, without acting; an empty name stops that.
 

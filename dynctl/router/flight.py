@@ -349,7 +349,8 @@ class Flight:
         self._ledger.placed(result, desk.policy_name, time.time())
         desk.metrics.decision.observe(time.perf_counter() - started_s)
         if self._exchange.request.header(b"x-dynctl-explain") is not None:
-            self._reply.extra = explained(result.decisions, (now_s - self._ledger.arrived_s) * 1e3)
+            ledger, waited_ms = self._ledger, (now_s - self._ledger.arrived_s) * 1e3
+            self._reply.extra = explained(result.decisions, waited_ms, ledger.queue_position)
         if not handoff.num_retries:
             desk.metrics.queue.observe(now_s - self._ledger.arrived_s)
         self._do(handoff.placed(has_prefill=result.prefill is not None))
@@ -388,6 +389,9 @@ class Flight:
     def _wait(self, _: Wait) -> None:
         if failure := self._desk.wait(self, self._exchange.request, self._ledger.arrived_s):
             self._do(self._handoff.expired(failure))
+        elif self._exchange.request.header(b"x-dynctl-explain") is not None:
+            place = self._desk.line.position(self, self._desk.loop.time())
+            self._ledger.queue_position = self._ledger.queue_position or place
 
     def _count(self, action: Count) -> None:
         self._desk.metrics.count(action.name, action.labels)

@@ -37,6 +37,7 @@ class Ledger:
         "last_s",
         "needs_prefill",
         "overlap_tokens",
+        "queue_position",
         "sent_s",
         "usage",
     )
@@ -70,6 +71,8 @@ class Ledger:
         """The engine that generates is booked without a prefill of its own."""
         self.overlap_tokens = 0
         """Expected cached on the engine that prefilled."""
+        self.queue_position = 0
+        """Where it stood when it began to wait for an engine, from 1; 0: it did not, or nobody asked."""
         self.usage: Usage | None = None
 
     def placed(self, placed: Placed, policy: str, unix_s: float) -> None:

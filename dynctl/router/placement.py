@@ -125,6 +125,7 @@ class Placement:
         self.sessions = sessions or Sessions(settings.session_ttl_s)
         self.shadow: Shadow | None = None
         """Another policy, asked the same and not obeyed."""
+        self.stickiness = settings.stickiness
         self._settings = settings
         self._rng = rng
         self._num_decisions = 0
@@ -316,6 +317,7 @@ class Placement:
             table.tally.least_ms_per_token,
             settings.near_ms,
             settings.near_ratio,
+            self.stickiness,
         )
         self._num_decisions += 1
         loads = [worker.cached_load or worker.load() for worker in workers]

@@ -84,6 +84,7 @@ class Entrance:
         )
         if policy is not None and self._desk.policy_name == self._desk.config.policy:
             self._desk.set_policy(policy["policy"])
+            self._desk.set_stickiness(policy["stickiness"])
         if shadow is not None and self._desk.placement.shadow is None:
             self._desk.set_shadow(shadow["shadow"]["policy"])
 

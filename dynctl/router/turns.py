@@ -51,6 +51,12 @@ class Turns(Generic[T]):
         self._rise(now_s)
         return [entry[4] for entry in self._order]
 
+    def position(self, item: T, now_s: float) -> int:
+        """Whose turn it is first, is 1; 0: it is not in."""
+        self._rise(now_s)
+        entry = self._entries.get(item)
+        return 0 if entry is None else bisect_left(self._order, entry) + 1
+
     def last_below(self, level: int, now_s: float) -> T | None:
         """Who goes last, where that is of a lower class by now."""
         self._rise(now_s)

@@ -176,7 +176,8 @@ class Worker:
         self.info = info
         self.block_size = info.block_size_tokens or self.block_size
         self.capacity_tokens = info.kv_capacity_tokens
-        self.slots = info.max_num_seqs or settings.default_slots
+        slots, limit = info.max_num_seqs or settings.default_slots, settings.max_requests_per_engine
+        self.slots = min(slots, limit) if limit else slots
         self.changed()
 
     def load(self) -> Load:

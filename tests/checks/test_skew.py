@@ -62,7 +62,12 @@ def test_requests_drawn_by_one_shared_prefix_are_the_policys_doing():
     assert (requests.engine, requests.ratio, requests.in_turn) == ("e0", 2.5, 1.0)
     assert "prompts with a shared prefix of route key support" in found.step
     assert "what no cache draws went there 1.00 times its share" in found.step
-    assert "dynctl policy --shadow least_loaded" in found.remedy
+    assert "dynctl policy --stickiness 0.5" in found.remedy
+    assert [cause.name for cause in found.causes] == [
+        "routing policy",
+        "parallel layout",
+        "KV memory",
+    ], "in the order in which operators meet them"
 
 
 def test_turns_of_conversations_are_told_from_shared_prefixes():

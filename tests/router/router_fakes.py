@@ -24,7 +24,7 @@ class FakeEngine:
         self.requests = []
         self.headers = []
         self.num_gone = 0
-        self.num_running = 0
+        self.num_running = self.most_running = 0
         self.go = asyncio.Event()
         """While it is clear, answers wait before their next token."""
         self.go.set()
@@ -76,6 +76,7 @@ class FakeEngine:
 
     async def _answer(self, exchange, body, is_chat):
         self.num_running += 1
+        self.most_running = max(self.most_running, self.num_running)
         try:
             fault, _, number = (self.script(body) or "").partition(":")
             if fault == "refuse":

@@ -106,7 +106,7 @@ def test_where_hits_went_is_told_for_all_requests_together(run, short_dir, capsy
             assert "(-1.2 ± 0.4 points), TTFT" in capsys.readouterr().out
             explain._show_hits(answers, Output.JSON)
             (told,) = json.loads(capsys.readouterr().out)["routers"]
-            assert set(told) == {"router", "policy", "hits", "findings", "shadow"}
+            assert set(told) == {"router", "policy", "hits", "findings", "shadow", "stickiness"}
             answers["router-a"][0]["policy"] = "round_robin"
             explain._show_hits(answers, Output.TABLE)
             assert "round_robin does not look at caches" in capsys.readouterr().out
@@ -123,10 +123,17 @@ def test_policy_and_shadow_are_changed_live_without_dropping_a_stream(run, short
             under_way = asyncio.create_task(generate(bench, prompt, 150))
             await until(lambda: bench.desk.flights)
             for name in ("round_robin", "least_loaded", "prefix", "kv"):
-                assert await ask(path, "POST", f"/policy?name={name}") == (200, {"policy": name})
-            status, refused = await ask(path, "POST", "/policy?name=../secrets")
-            assert status == 400
-            assert refused["error"]["message"]
+                told = {"policy": name, "stickiness": 1.0}
+                assert await ask(path, "POST", f"/policy?name={name}") == (200, told)
+            for wrong in ("name=../secrets", "", "stickiness=much", "stickiness=-1&name=random"):
+                status, refused = await ask(path, "POST", f"/policy?{wrong}")
+                assert status == 400
+                assert refused["error"]["message"]
+            told = {"policy": "kv", "stickiness": 0.5}
+            assert await ask(path, "POST", "/policy?stickiness=0.5") == (200, told)
+            await generate(bench, prompt, 2)
+            assert bench.desk.ring.newest(1)[0].need.stickiness == 0.5
+            assert (await ask(path, "POST", "/policy?stickiness=1"))[1]["stickiness"] == 1.0
             assert (await ask(path, "POST", "/shadow?policy=round_robin"))[0] == 200
             assert len(await under_way) == 150
 
@@ -154,9 +161,13 @@ def test_the_policy_command_changes_what_it_is_told_and_shows_the_rest(run, shor
                 given = {"admin_socket": path, "output": Output.JSON} | flags
                 await asyncio.to_thread(policy.command, **given)
                 [row] = json.loads(capsys.readouterr().out)["routers"]
+                stickiness.append(row["stickiness"])
                 return row["policy"], row["shadow"], row["num_decisions"]
 
+            stickiness = []
             assert await told() == ("kv", None, None)
+            assert await told(stickiness=2.0) == ("kv", None, None)
+            assert stickiness == [1.0, 2.0]
             assert await told(name="prefix") == ("prefix", None, None)
             assert await told(shadow="kv") == ("prefix", "kv", 0)
             await generate(bench, list(range(5, 60)), 2)
@@ -193,5 +204,6 @@ def test_predictions_are_sent_as_headers_only_on_request(run, short_dir):
                         fields = dict(answer.headers)
                         assert fields[b"x-dynctl-engines"] == b"e0"
                         assert float(fields[b"x-dynctl-predicted-ttft-ms"]) > 0
+                        assert fields[b"x-dynctl-queue-position"] == b"0"
 
     run(main)

@@ -271,6 +271,40 @@ def test_kv_memory_pressure_rises_smoothly_from_the_watermark():
     assert memory(99_000) > 1000.0
 
 
+def kept_up_to(stickiness):
+    """Requests the holder of most of a prompt may have had lately, beside 10 of each other engine, before it loses it."""
+    policy = load_policy("kv")
+    for recent in range(10, 400):
+        loads = [
+            load("holder", recent=float(recent)),
+            *(load(f"e{i}", recent=10.0) for i in range(3)),
+        ]
+        need = Need(1000, 10, 0, stickiness=stickiness)
+        if policy.choose(need, loads, [900, 0, 0, 0], 0.5) != 0:
+            return recent
+    return 400
+
+
+def test_excess_load_ends_sticking_to_a_cache_and_the_sooner_the_less_sticky():
+    limits = [kept_up_to(stickiness) for stickiness in (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)]
+
+    assert limits == sorted(set(limits)), "each holds on longer than the one before"
+    assert limits[0] <= 11, "caches ignored: any excess moves it"
+    assert limits[-1] < 400, "none holds on for ever"
+
+
+@given(loads=LOADS, draw=st.floats(0, 0.999999), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_without_stickiness_caches_make_no_difference(loads, draw, data):
+    policy = load_policy("kv")
+    overlaps = [data.draw(st.integers(0, 999)) for _ in loads]
+    need = Need(1000, 100, 0, stickiness=0.0)
+
+    assert policy.choose(need, loads, overlaps, draw) == policy.choose(
+        need, loads, [0] * len(loads), draw
+    )
+
+
 @pytest.mark.parametrize("name", ["kv", "least_loaded", "prefix", "random"])
 def test_o9_ties_are_broken_at_random_not_always_the_first(name):
     policy = load_policy(name)

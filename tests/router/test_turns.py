@@ -238,6 +238,54 @@ def test_in_a_full_queue_the_last_of_a_lower_class_makes_room(run):
     run(main)
 
 
+def test_who_asks_is_told_its_place_in_the_queue(run):
+    async def main():
+        engine = FakeEngine()
+        settings = {"default_slots": 1, "queue_timeout_s": 100, "priority_ageing_s": 100}
+        async with routed(engine, settings=settings) as bench:
+            explain = {"x_dynctl_explain": "1"}
+            asked = [
+                ("one", explain),
+                ("two", {}),
+                ("three", explain),
+                ("high", explain | {"x_dynctl_priority": "high"}),
+            ]
+            tasks = await queue_up(bench, engine, asked)
+            engine.go.set()
+            answers = await asyncio.gather(*tasks)
+
+            places = [dict(answer.headers).get(b"x-dynctl-queue-position") for answer in answers]
+            assert places == [None, b"1", None, b"3", b"1"], "as it was when each began to wait"
+
+    run(main)
+
+
+@pytest.mark.parametrize(("limit", "slots", "most"), [(3, 50, 3), (3, 2, 2), (0, 4, 4)])
+def test_an_engine_gets_no_more_than_the_limit_at_once_and_the_rest_is_served_later(
+    run, limit, slots, most
+):
+    async def main():
+        engine = FakeEngine()
+        settings = {
+            "max_requests_per_engine": limit,
+            "default_slots": slots,
+            "queue_timeout_s": 100,
+        }
+        async with routed(engine, settings=settings) as bench:
+            engine.go.clear()
+            tasks = [ask(bench, f"{number}") for number in range(12)]
+            await until(lambda: len(bench.desk.line) == 12 - most)
+            await until(lambda: engine.num_running == most)
+            engine.go.set()
+            answers = await asyncio.gather(*tasks)
+
+            assert {answer.status for answer in answers} == {200}
+            assert engine.most_running == most
+            bench.assert_books_balance()
+
+    run(main)
+
+
 def test_a_key_bounds_what_its_requests_may_ask_for(run):
     async def main():
         engine = FakeEngine()

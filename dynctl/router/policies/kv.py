@@ -43,6 +43,7 @@ class _Kv:
         self, need: Need, loads: Sequence[Load], overlaps: Sequence[int], draw: float
     ) -> int:
         """Choose the engine with the lowest sum of terms."""
+        overlaps = _credited(need, overlaps)
         sure = _sure(need, loads, overlaps)
         return _scan(need, loads, overlaps, draw) if sure is None else sure
 
@@ -50,7 +51,13 @@ class _Kv:
         self, need: Need, loads: Sequence[Load], overlaps: Sequence[int]
     ) -> list[tuple[float, ...]]:
         """Say what makes up each candidate's cost."""
-        return _all_terms(need, loads, overlaps)
+        return _all_terms(need, loads, _credited(need, overlaps))
+
+
+def _credited(need: Need, overlaps: Sequence[int]) -> Sequence[int]:
+    """What cached tokens count for, by how much requests are to stick to them."""
+    credit = need.stickiness
+    return overlaps if credit >= 1.0 else [int(credit * overlap) for overlap in overlaps]
 
 
 def _sure(need: Need, loads: Sequence[Load], overlaps: Sequence[int]) -> int | None:
@@ -104,7 +111,7 @@ def _fairness(need: Need, loads: Sequence[Load]) -> tuple[float, float, float]:
     fair = sum(map(_RECENT, loads)) / len(loads)
     popularity = need.popularity
     weight = min(max(popularity, _RARE), _HOT) if popularity else _CONTINUED
-    share_ms = weight * need.prompt_tokens * need.ms_per_token
+    share_ms = weight * need.prompt_tokens * need.ms_per_token / max(need.stickiness, 1.0)
     return fair, 1.0 / (fair + _SHARE_PRIOR * need.recent_unit), share_ms
 
 
