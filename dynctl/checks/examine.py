@@ -11,6 +11,7 @@ from dynctl.checks.evidence import WHY_NOT, Evidence
 from dynctl.checks.finding import Check, Finding, Severity
 from dynctl.core.text import clean
 from dynctl.errors import UsageError
+from dynctl.inventory.problems import suggest
 
 CATALOG = "dynctl.checks.catalog"
 
@@ -56,8 +57,9 @@ def select(checks: Mapping[str, Check], wanted: Collection[str]) -> dict[str, Ch
     unknown = [code for code in wanted if code not in checks]
     if unknown:
         near = [code for code in checks if any(part in code for part in unknown[0].split("-"))]
+        hint = f"there are: {', '.join(near or sorted(checks))}"
         raise UsageError(
-            f"there is no check {unknown[0]!r}", f"there are: {', '.join(near or sorted(checks))}"
+            f"there is no check {unknown[0]!r}", suggest(unknown[0], list(checks)) or hint
         )
     return {code: check for code, check in checks.items() if not wanted or code in wanted}
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from dynctl.core.inventory import Inventory
 from dynctl.core.links import LinkBook
 from dynctl.core.plan import Plan
+from dynctl.core.text import reason
 from dynctl.errors import DynctlError, InventoryError
 
 if TYPE_CHECKING:
@@ -33,8 +34,12 @@ def plan_text(path: Path) -> str | None:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InventoryError(f"{path}: {error}", "make a new one: dynctl plan") from error
+    except OSError as error:
+        raise InventoryError(
+            f"{path} cannot be read: {reason(error)}", "make a new one: dynctl plan"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InventoryError(f"{path} is no UTF-8 text", "make a new one: dynctl plan") from error
 
 
 def read_plan(inventory: Inventory) -> Plan | None:
@@ -82,7 +87,8 @@ def read_calibration() -> "Calibration":
     except FileNotFoundError:
         return shipped()
     except (OSError, UnicodeDecodeError) as error:
+        why = reason(error) if isinstance(error, OSError) else "it is no UTF-8 text"
         raise DynctlError(
-            f"{CALIBRATION_PATH}: {error}", "calibrate again, or remove it"
+            f"{CALIBRATION_PATH} cannot be read: {why}", "calibrate again, or remove it"
         ) from error
     return with_own(shipped(), text, str(CALIBRATION_PATH))

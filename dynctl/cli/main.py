@@ -48,6 +48,8 @@ _OF_THIS_MACHINE: dict[int | None, str] = {
     errno.EDQUOT: "free some space on this machine's disk, then run it again",
     errno.EACCES: "run it where you may write, or name another file",
     errno.EROFS: "run it where you may write, or name another file",
+    errno.EISDIR: "it has to be a file",
+    errno.ENOTDIR: "name another file",
     errno.EMFILE: "raise the limit of open files (ulimit -n), or lower ssh.parallel",
 }
 """The next step for what the operator's own machine refuses."""

@@ -78,7 +78,11 @@ async def ask_socket(path: str, targets: Sequence[str], changes: Sequence[str] =
             if method == "GET":
                 found.append(_decoded(answer.body))
     except UpstreamError as error:
-        raise ConnectError(f"no router answers on {path}: {error.message}") from error
+        why = error.message.removeprefix(f"{path}: ")
+        raise ConnectError(
+            f"no router answers on {path}: {why}",
+            "it is the path that dynctl route was given as --admin-socket",
+        ) from error
     finally:
         await upstream.close()
     return found

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
+from dynctl.core.text import reason
 from dynctl.http1.call import Call, ResponseSink, UpstreamError
 from dynctl.http1.connection import Connection, KnownAnswer
 from dynctl.http1.message import Header, field_lines
@@ -330,7 +331,7 @@ class Upstream:
             call.fail("connect", f"no connection within {self.limits.connect_timeout_s:g} s")
             return
         except OSError as error:
-            call.fail("connect", f"cannot connect: {error}")
+            call.fail("connect", f"cannot connect: {reason(error)}")
             return
         connection = cast("Connection", made.protocol if isinstance(made, TlsReads) else made)
         if not connection.is_usable:

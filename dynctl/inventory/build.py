@@ -254,7 +254,9 @@ def _check_router(
             values.report_key((*here, "settings", name), fault, "" if known else hint)
     match = _LISTEN.match(router.listen)
     if match is None or int(match[2]) > 65535:
-        values.report((*here, "listen"), f"{shown(router.listen)} is no HOST:PORT")
+        values.report(
+            (*here, "listen"), f"{shown(router.listen)} is no HOST:PORT", "127.0.0.1:8000 is one"
+        )
         return
     if (router.tls_cert is None) != (router.tls_key is None):
         values.report_key(here, "tls_cert and tls_key belong together; one of them is missing")

@@ -93,7 +93,7 @@ def parse(source: str) -> tuple[Mapping, list[Problem]]:
         return Mapping(Spot(1, 1)), reader.problems
     if not isinstance(root, Mapping):
         text = "the file has to be keys and values"
-        reader.problems.append(Problem(root.spot, text, "start with: dynctl init"))
+        reader.problems.append(Problem(root.spot, text))
         return Mapping(Spot(1, 1)), reader.problems
     return root, reader.problems
 

@@ -21,7 +21,7 @@ from dynctl.inventory.document import MAX_BYTES, parse
 from dynctl.inventory.explain import problems_of
 from dynctl.inventory.hosts import Placed, entries_of, with_groups
 from dynctl.inventory.local import local_inventory
-from dynctl.inventory.problems import Problem, ProblemsError, Spot, shown
+from dynctl.inventory.problems import NAME_HINT, Problem, ProblemsError, Spot, shown
 from dynctl.inventory.schema import (
     TAGS,
     ApiKeyPart,
@@ -38,6 +38,7 @@ __all__ = ["Loaded", "load_inventory", "local_inventory", "read_document", "read
 
 
 _MAX_REPAIRS = 20
+_START = "dynctl init writes one to begin with"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def read_document(
     root, problems = parse(source)
     # A text that is no YAML has nothing more to say; one with mere traps has.
     if problems and not root.entries:
-        raise ProblemsError(name, source, problems)
+        raise ProblemsError(name, source, problems, _START)
     values = read_values(root, os.environ if environment is None else environment, base)
     num_unresolved = len(values.problems)
     file, inventory, locs = _checked(values, name)
@@ -89,7 +90,7 @@ def read_document(
     later = [p for p in values.problems[num_unresolved:] if p.spot not in told]
     values.problems[num_unresolved:] = [*problems, *later]
     if values.problems or file is None:
-        raise ProblemsError(name, source, values.problems)
+        raise ProblemsError(name, source, values.problems, None if root.entries else _START)
     placed = tuple(zip(locs, inventory.hosts, strict=True))
     return Loaded(inventory, file, values, placed)
 
@@ -138,7 +139,7 @@ def _checked(values: Values, path: str) -> tuple[InventoryFile | None, Inventory
     )
     cluster = data.get("cluster")
     if isinstance(cluster, str) and not is_name(cluster):
-        values.report(("cluster",), f"{shown(cluster)} is no name for a cluster")
+        values.report(("cluster",), f"{shown(cluster)} is no name for a cluster", NAME_HINT)
     if ports.base + ports.count > 65536:
         values.report(
             ("ports",), f"ports {ports.base} to {ports.base + ports.count - 1} end after 65535"

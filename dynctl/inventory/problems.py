@@ -35,10 +35,12 @@ class Problem:
 class ProblemsError(InventoryError):
     """Raised when a file has problems; carries all of them, in the order they stand in the file."""
 
-    def __init__(self, path: str, source: str, problems: Iterable[Problem]) -> None:
+    def __init__(
+        self, path: str, source: str, problems: Iterable[Problem], hint: str | None = None
+    ) -> None:
         self.path = path
         self.problems = tuple(dict.fromkeys(sorted(problems)))
-        super().__init__(listed(path, source, self.problems))
+        super().__init__(listed(path, source, self.problems), hint)
 
 
 def listed(path: str, source: str, problems: Sequence[Problem]) -> str:
@@ -65,9 +67,12 @@ def render(path: str, source: str, problem: Problem) -> str:
 
 def suggest(word: str, known: Sequence[str]) -> str:
     """Say which known word was probably meant, or list them when none is near and they are few."""
-    near = difflib.get_close_matches(word.lower(), [k.lower() for k in known], 1, 0.7)
+    lower = {name.lower(): name for name in reversed(known)}
+    near = difflib.get_close_matches(word.lower(), lower, 3, 0.7)
+    # Letters that changed places count as less wrong than others in theirs.
+    near.sort(key=lambda name: sorted(name) != sorted(word.lower()))
     if near:
-        return f"did you mean {next(k for k in known if k.lower() == near[0])!r}?"
+        return f"did you mean {lower[near[0]]!r}?"
     return f"there are: {', '.join(known)}" if 0 < len(known) <= 20 else ""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dynctl.core.command import Secret
 from dynctl.core.inventory import Inventory
-from dynctl.core.text import clean
+from dynctl.core.text import clean, reason
 from dynctl.errors import DynctlError
 from dynctl.inventory.interpolate import UnresolvedError, read_text, replace_secrets
 
@@ -65,8 +65,10 @@ def _from_program(line: str, base: Path) -> str:
         )
     except (ValueError, IndexError) as error:
         raise UnresolvedError(f"{clean(line)} is no command: {error}") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UnresolvedError(f"{argv[0]}: {clean(str(error))}") from error
+    except OSError as error:
+        raise UnresolvedError(f"{argv[0]}: {reason(error)}") from error
+    except subprocess.TimeoutExpired as error:
+        raise UnresolvedError(f"{argv[0]}: not done after {COMMAND_TIMEOUT_S:g} s") from error
     if done.returncode != 0:
         said = clean(done.stderr.decode("utf-8", "replace"))
         raise UnresolvedError(f"{argv[0]} ended with status {done.returncode}: {said}")

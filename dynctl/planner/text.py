@@ -186,7 +186,7 @@ def from_yaml(text: str, path: str = "plan.yaml") -> Plan:
         plan = _read_plan(reader, root)
         if not reader.problems:
             return plan
-    raise ProblemsError(path, text, reader.problems)
+    raise ProblemsError(path, text, reader.problems, "correct it, or make a new one: dynctl plan")
 
 
 def located(error: PlanFaultsError, text: str, path: str) -> PlanError:

@@ -5,7 +5,6 @@ IO: network, files (known_hosts, keys).
 """
 
 import asyncio
-import os
 import random
 import socket
 import time
@@ -18,7 +17,7 @@ import asyncssh
 from asyncssh.public_key import get_default_certificate_algs, get_default_public_key_algs
 
 from dynctl.core.inventory import SshSettings
-from dynctl.core.text import clean
+from dynctl.core.text import clean, reason
 from dynctl.errors import ConnectError, TrustError
 from dynctl.remote.dial import dial
 from dynctl.remote.keys import KeyRing
@@ -197,7 +196,7 @@ class Connector:
                 f"via jump host {via.route.hop.address}" if via else None,
             ) from error
         except OSError as error:
-            raise ConnectError(f"{name}: {_at(route)}: {_reason(error)}") from error
+            raise ConnectError(f"{name}: {_at(route)}: {reason(error)}") from error
         finally:
             if sock is not None and gate.connection is None:
                 sock.close()
@@ -218,7 +217,7 @@ class Connector:
             raise
         except OSError as error:
             raise ConnectError(
-                f"{name}: cannot reach {_at(route)}: {_reason(error)}",
+                f"{name}: cannot reach {_at(route)}: {reason(error)}",
                 "is the host up, and does sshd listen on that port?",
             ) from error
 
@@ -320,8 +319,3 @@ def _at(route: Route) -> str:
     if route.has_proxy_command:
         return f"{route.host} (by ProxyCommand)"
     return f"{route.host} port {route.port}"
-
-
-def _reason(error: OSError) -> str:
-    """The plain text of an error; asyncio's own texts repeat the address."""
-    return os.strerror(error.errno) if error.errno else clean(str(error))
