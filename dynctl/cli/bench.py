@@ -305,9 +305,6 @@ async def _router_url(path: Path, deployment: str | None, *, local: bool) -> str
             for unit in (await agent.status()).units:
                 if unit.kind == "router" and unit.url:
                     found[unit.deployment] = _reachable_url(wanted, host_name, unit.url)
-    if deployment not in found:
-        for error in silent.values() if found else ():
-            say(f"note: {error.message}")
     if not found:
         raise_any_failure(silent)
         raise DynctlError(
@@ -318,6 +315,8 @@ async def _router_url(path: Path, deployment: str | None, *, local: bool) -> str
     if deployment is None and len(found) == 1:
         return next(iter(found.values()))
     if deployment not in found:
+        for error in silent.values():
+            say(f"note: {error.message}")
         raise UsageError(
             "which deployment?"
             if deployment is None

@@ -11,7 +11,7 @@ from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local, O
 from dynctl.cli.output import emit, emit_json, wait_for
 from dynctl.core.inventory import Inventory
 from dynctl.core.workload import Slo
-from dynctl.errors import DynctlError, ExitCode, UsageError
+from dynctl.errors import ConnectError, DynctlError, UsageError
 
 if TYPE_CHECKING:
     from dynctl.core.snapshot import Snapshot
@@ -111,11 +111,12 @@ async def _once(wanted: Inventory, hosts: list[str], output: Output) -> None:
 
 
 def _check(snapshot: "Snapshot") -> None:
-    failed = [host for host in snapshot.hosts if host.error]
-    if not failed:
-        return
-    names = "; ".join(f"{host.host_name}: {host.error}" for host in failed)
-    code = ExitCode.REFUSED if len(failed) == len(snapshot.hosts) else ExitCode.PARTIAL
-    raise DynctlError(
-        f"{len(failed)} of {len(snapshot.hosts)} hosts did not answer: {names}", code=code
+    from dynctl.remote.outcomes import raise_host_failures
+
+    raise_host_failures(
+        {
+            host.host_name: ConnectError(f"{host.host_name}: {host.error}") if host.error else None
+            for host in snapshot.hosts
+        },
+        "shown",
     )

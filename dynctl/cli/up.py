@@ -146,6 +146,7 @@ def _has_tls(wanted: Inventory, name: str) -> bool:
 def _read_or_make(
     path: Path, found: "Survey", calibration: "Calibration", *, must_exist: bool
 ) -> Plan:
+    from dynctl.deploy.up import refuse_missing
     from dynctl.files import write_atomic
     from dynctl.planner.check import refuse_simulated
     from dynctl.planner.faults import PlanFaultsError
@@ -164,6 +165,7 @@ def _read_or_make(
         say(f"wrote {path}")
         return plan
     written = from_yaml(text, str(path))
+    refuse_missing(written, found.topology)
     try:
         plan = found.check(written, calibration)
     except PlanFaultsError as error:

@@ -75,12 +75,13 @@ async def reach_agents(
             return own
 
         clients: dict[str, AgentClient | DynctlError] = {}
-        for name, result in (await fleet.map(connect, hosts)).items():
+        results = await fleet.map(connect, hosts)
+        for name, result in results.items():
             if isinstance(result, DynctlError):
                 clients[name] = result
             else:
                 stack.push_async_exit(result)
-        yield clients
+        yield {name: clients[name] for name in results}
 
 
 class SteadyAgent:

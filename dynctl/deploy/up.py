@@ -1,6 +1,5 @@
 """`up` in three stages: compare, check, change. IO: ssh, HTTP, files."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynctl.agents.client import AgentClient
@@ -43,25 +42,33 @@ class Comparison:
         return sum(step.is_disruptive for step in self.steps)
 
 
+def refuse_missing(plan: Plan, topology: Topology) -> None:
+    """End when hosts of the plan could not be described: why counts, not that the plan does not fit then.
+
+    Raises:
+        DeployError: exit 7 when trust is the cause, else 4; names each host and why.
+    """
+    missing = [f for f in topology.failures if f.name in {host.name for host in plan.hosts}]
+    if not missing:
+        return
+    causes = "\n  ".join(f"{f.name}: {f.cause.removeprefix(f.name + ': ')}" for f in missing)
+    raise DeployError(
+        f"hosts of the plan cannot be used, nothing was changed:\n  {causes}",
+        "correct it, or plan again without them: dynctl plan, then dynctl up",
+        code=ExitCode.TRUST
+        if any(f.exit_code == ExitCode.TRUST for f in missing)
+        else ExitCode.REFUSED,
+    )
+
+
 async def compare(
     inventory: Inventory, plan: Plan, topology: Topology, fleet: Fleet, tell: Tell
 ) -> Comparison:
     """Find out what `up` would do.
 
     Raises:
-        DeployError: exit 4 when a host of the plan is missing or has no Python.
+        DynctlError: names every host that could not be looked at; exits with the worst of their codes.
     """
-    missing = [
-        host.name for host in plan.hosts if host.name not in {h.name for h in topology.hosts}
-    ]
-    if missing:
-        causes = {failure.name: failure.cause for failure in topology.failures}
-        raise DeployError(
-            "hosts of the plan cannot be used: "
-            + "; ".join(f"{name}: {causes.get(name, 'not discovered')}" for name in missing),
-            "nothing was changed; correct it, or plan again without them",
-            code=ExitCode.TRUST if _has_trust_problem(topology, missing) else ExitCode.REFUSED,
-        )
     refuse_duplicates(
         inventory, {h.name: (h.machine_id, fleet.remote(h.name).identity) for h in topology.hosts}
     )
@@ -75,10 +82,6 @@ async def compare(
     digests = {name: dict(states[name].files) for name in sources}
     goals = make_goals(plan, inventory, topology, seats, digests)
     return Comparison(Work(inventory, fleet, seats, goals, states, tell), diff(goals.hosts, states))
-
-
-def _has_trust_problem(topology: Topology, names: Sequence[str]) -> bool:
-    return any(f.name in names and f.exit_code == ExitCode.TRUST for f in topology.failures)
 
 
 async def check(comparison: Comparison, topology: Topology) -> list[Problem]:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from dynctl.core.snapshot import HostSnapshot, Snapshot
+from dynctl.core.text import reason
 from dynctl.errors import DynctlError
 
 PERIOD_S = 1.0
@@ -46,7 +47,7 @@ class Watch:
         self._sources = dict(sources)
         self._period_s = period_s
         self._known = {
-            name: _Known(HostSnapshot(name), None, _first_error(source))
+            name: _Known(HostSnapshot(name), None, _first_error(name, source))
             for name, source in sources.items()
         }
         self._tasks: list[asyncio.Task[None]] = []
@@ -119,9 +120,9 @@ class Watch:
             except TimeoutError:
                 known.error = f"no answer within {ANSWER_TIMEOUT_S:.0f} s"
             except DynctlError as error:
-                known.error = error.message
+                known.error = _why(name, error)
             except OSError as error:
-                known.error = str(error) or type(error).__name__
+                known.error = reason(error) or type(error).__name__
             self._answered.set()
             await asyncio.sleep(max(0.05, started_s + self._period_s - time.monotonic()))
 
@@ -129,8 +130,13 @@ class Watch:
 _NO_ANSWER = "no answer yet"
 
 
-def _first_error(source: Source | DynctlError) -> str:
-    return source.message if isinstance(source, DynctlError) else _NO_ANSWER
+def _first_error(name: str, source: Source | DynctlError) -> str:
+    return _why(name, source) if isinstance(source, DynctlError) else _NO_ANSWER
+
+
+def _why(name: str, error: DynctlError) -> str:
+    """Why a host does not answer, without its name: whoever shows it says which it is."""
+    return error.message.removeprefix(f"{name}: ")
 
 
 def _aged(known: _Known, now_s: float) -> HostSnapshot:

@@ -1,9 +1,14 @@
 from dataclasses import replace
 
+import pytest
+
+from dynctl.core.hardware import HostFailure, Topology
 from dynctl.core.inventory import EngineSpec
 from dynctl.core.plan import RouterPlan
 from dynctl.deploy.goals import copied_paths, tokenizer_paths
 from dynctl.deploy.slices import TOKENIZER_FILES
+from dynctl.deploy.up import refuse_missing
+from dynctl.errors import DeployError, ExitCode
 
 
 def test_the_tokenizers_of_every_router_on_a_host_are_looked_at(plan, inventory):
@@ -34,3 +39,20 @@ def test_a_router_beside_an_engine_needs_no_copy_of_its_tokenizer(plan, inventor
     inventory = replace(inventory, deployments=(replace(wish, engine=EngineSpec(kind="vllm")),))
 
     assert copied_paths(plan, inventory) == {}
+
+
+def test_hosts_of_the_plan_that_cannot_be_reached_are_named_with_why(plan):
+    lost = HostFailure("a", "a: no answer from 10.0.0.1 port 22", ExitCode.REFUSED)
+    beside = HostFailure("z", "z: refused", ExitCode.TRUST)
+
+    refuse_missing(plan, Topology((), failures=(beside,)))
+    with pytest.raises(DeployError) as caught:
+        refuse_missing(plan, Topology((), failures=(lost, beside)))
+
+    assert caught.value.message.endswith(
+        "nothing was changed:\n  a: no answer from 10.0.0.1 port 22"
+    )
+    assert caught.value.exit_code is ExitCode.REFUSED
+    with pytest.raises(DeployError) as caught:
+        refuse_missing(plan, Topology((), failures=(replace(lost, exit_code=ExitCode.TRUST),)))
+    assert caught.value.exit_code is ExitCode.TRUST

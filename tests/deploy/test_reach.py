@@ -53,6 +53,30 @@ def test_a_lost_agent_is_reached_anew_at_the_next_sample(monkeypatch):
     assert closed == [1, 3]
 
 
+def test_agents_are_given_in_the_order_of_the_inventory_whichever_answers_first(monkeypatch):
+    first = asyncio.Event()
+
+    @asynccontextmanager
+    async def open_agent(entry, remote, inventory):
+        if entry.name == "b":
+            first.set()
+        await first.wait()
+        yield entry.name
+
+    class Fleet:
+        async def map(self, work, hosts=None):
+            tasks = [asyncio.create_task(work(HostEntry(n, n), None)) for n in ("a", "b")]
+            return dict(zip("ab", await asyncio.gather(*tasks), strict=True))
+
+    monkeypatch.setattr(reach, "open_agent", open_agent)
+
+    async def scenario():
+        async with reach.reach_agents(Inventory("c", ()), Fleet()) as clients:
+            return list(clients.items())
+
+    assert asyncio.run(scenario()) == [("a", "a"), ("b", "b")]
+
+
 @pytest.mark.parametrize(
     ("cause", "said"),
     [
