@@ -27,6 +27,13 @@ _SESSIONS = {
     "away": "left its engine, which is gone, full, started anew or failed this request: the policy chose",
     "cache": "left to the policy: engines hold different amounts of this prompt, which says more",
 }
+_LINKS = {
+    "nvlink": "NVLink",
+    "host": "PCIe or memory of one host",
+    "rdma": "RDMA",
+    "tcp": "TCP",
+    "unknown": "a link that is not known here",
+}
 _HIT_TARGETS = ("/policy", "/hits", "/findings", "/shadow")
 
 
@@ -176,6 +183,8 @@ def _show_hits(answers: Mapping[str, Sequence[Any]], output: Output) -> None:
             f"  lost       {_share(hits['lost_routing_ratio'])} to routing, "
             f"{_share(hits['lost_eviction_ratio'])} to eviction, {_share(hits['lost_cold_ratio'])} never seen before"
         )
+        if moved := _moved(hits):
+            emit(f"  KV moved   {moved}")
         if not _looks_at_caches(told["policy"]):
             emit(
                 f"  policy     {told['policy']} does not look at caches, so requests placed by it are not counted here"
@@ -186,6 +195,23 @@ def _show_hits(answers: Mapping[str, Sequence[Any]], output: Output) -> None:
             emit(f"    fix: {clean(finding['hint'])}")
         if told["shadow"]:
             _show_shadow(told["shadow"])
+
+
+def _moved(hits: Mapping[str, Any]) -> str:
+    """How much KV went from prefill to decode engines, over what; empty where nothing did."""
+    from dynctl.core.units import format_bytes
+
+    parts = []
+    for link, name in _LINKS.items():
+        if tokens := hits.get(f"moved_{link}_tokens"):
+            num_bytes = hits.get(f"moved_{link}_bytes")
+            size = (
+                _tokens(tokens)
+                if num_bytes is None
+                else f"{format_bytes(num_bytes)} ({_tokens(tokens)})"
+            )
+            parts.append(f"{size} over {name}")
+    return ", ".join(parts)
 
 
 def _looks_at_caches(policy: str) -> bool:
@@ -300,11 +326,21 @@ def _realised(decision: dict[str, Any]) -> str:
 
 
 def _path(decision: dict[str, Any]) -> str:
-    costs = decision["costs"]
+    costs, moved = decision["costs"], _to_move(decision)
     if costs is None:
-        return str(decision["path"])
+        return f"{decision['path']}{moved}"
     both = f"copy {_ms(costs['copy_ms'])}, recompute {_ms(costs['recompute_ms'])}"
-    return f"{decision['path']} ({both})"
+    return f"{decision['path']} ({both}){moved}"
+
+
+def _to_move(decision: dict[str, Any]) -> str:
+    """What is to be copied, and over what; nothing where a router of another version does not say."""
+    from dynctl.core.units import format_bytes
+
+    if not decision.get("link"):
+        return ""
+    size = f", {format_bytes(decision['move_bytes'])}," if decision["move_bytes"] else ""
+    return f", {_tokens(decision['move_tokens'])}{size} over {_LINKS.get(decision['link'], decision['link'])}"
 
 
 def _tokens(number: int) -> str:

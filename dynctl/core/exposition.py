@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from dynctl.core.snapshot import EngineSample, Histogram, RouterSample
@@ -177,12 +177,24 @@ _ROUTER_TOTALS = (
     "predicted_hit_tokens_total",
     "possible_hit_tokens_total",
     "output_tokens_total",
+    "kv_bytes_per_token",
+    "index_blocks",
 )
 _ROUTER_PREFIX = "dynctl_router_"
+_ROUTER_LABELLED = {
+    "hit_tokens": ("part", "{}_tokens_total"),
+    "kv_moved_tokens_total": ("link", "moved_{}_tokens_total"),
+    "index_engines": ("state", "caches_{}"),
+}
+"""Families of which each label's value is a field of its own."""
+_ROUTER_FINDINGS = f"{_ROUTER_PREFIX}findings"
+_ROUTER_FIELDS = frozenset(one.name for one in fields(RouterSample))
 _ROUTER_TTFT = f"{_ROUTER_PREFIX}ttft_seconds"
 _ROUTER_ITL = f"{_ROUTER_PREFIX}itl_seconds"
-ROUTER_NAMES = frozenset(_ROUTER_PREFIX + name for name in _ROUTER_TOTALS) | histogram_names(
-    _ROUTER_TTFT, _ROUTER_ITL
+ROUTER_NAMES = (
+    frozenset(_ROUTER_PREFIX + name for name in (*_ROUTER_TOTALS, *_ROUTER_LABELLED))
+    | {_ROUTER_FINDINGS}
+    | histogram_names(_ROUTER_TTFT, _ROUTER_ITL)
 )
 """All that `router_sample` looks at."""
 
@@ -219,8 +231,15 @@ def router_sample(text: str, id: str, deployment: str) -> RouterSample:  # noqa:
     totals: dict[str, Any] = {
         field: total(scrape, _ROUTER_PREFIX + field) for field in _ROUTER_TOTALS
     }
+    for name, (label, field) in _ROUTER_LABELLED.items():
+        for sample in scrape.get(_ROUTER_PREFIX + name, ()):
+            # A newer router may know more values than we do.
+            if (own := field.format(sample.labels.get(label))) in _ROUTER_FIELDS:
+                totals[own] = sample.value
+    found = scrape.get(_ROUTER_FINDINGS, ())
     return RouterSample(
         id=id,
+        findings=tuple((s.labels.get("engine", ""), s.labels.get("cause", "")) for s in found),
         deployment=deployment,
         ttft_s=histogram(scrape, _ROUTER_TTFT),
         itl_s=histogram(scrape, _ROUTER_ITL),

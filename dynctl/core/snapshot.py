@@ -67,6 +67,33 @@ class RouterSample:
     predicted_hit_tokens_total: float | None = None
     possible_hit_tokens_total: float | None = None
     output_tokens_total: float | None = None
+    hit_tokens_total: float | None = None
+    """Of prompts in whole blocks: taken from a cache, …"""
+    routing_tokens_total: float | None = None
+    """… lost since another engine held them, …"""
+    eviction_tokens_total: float | None = None
+    """… or none did any more, …"""
+    cold_tokens_total: float | None = None
+    """… or never seen before."""
+    moved_nvlink_tokens_total: float | None = None
+    """KV handed over from prefill to decode engines, by class of link (`core.kv_links`)."""
+    moved_host_tokens_total: float | None = None
+    moved_rdma_tokens_total: float | None = None
+    moved_tcp_tokens_total: float | None = None
+    moved_unknown_tokens_total: float | None = None
+    kv_bytes_per_token: float | None = None
+    """0: not known."""
+    caches_known: float | None = None
+    """Engines whose cache is known, …"""
+    caches_doubtful: float | None = None
+    """… known in part, since messages are missing, …"""
+    caches_reading: float | None = None
+    """… being read, or not heard of yet, …"""
+    caches_untold: float | None = None
+    """… or told by nobody."""
+    index_blocks: float | None = None
+    findings: tuple[tuple[str, str], ...] = ()
+    """What it finds wrong: engine (empty: itself) and cause."""
     ttft_s: Histogram | None = None
     itl_s: Histogram | None = None
     age_s: float = 0.0

@@ -113,7 +113,8 @@ def make_goals(
     names = [host.name for host in plan.hosts]
     targets = {name: target_of(topology.host(name)) for name in names}
     bundles = {name: bundle_digest(target) for name, target in targets.items()}
-    ground = Ground({name: seats[name].place for name in names}, bundles, _api_keys(inventory))
+    places = {name: seats[name].place for name in names}
+    ground = Ground(places, bundles, _api_keys(inventory), topology)
     slices = make_slices(plan, inventory, ground)
     content = {
         name: _certificates(inventory, plan, slices[name])

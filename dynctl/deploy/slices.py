@@ -8,8 +8,10 @@ import msgspec
 
 from dynctl.agents.protocol import EngineWish, HostSlice, RelayWish, RouterUnit
 from dynctl.core.addresses import is_loopback
+from dynctl.core.hardware import Topology
 from dynctl.core.inventory import DeploymentWish, Inventory
 from dynctl.core.plan import Plan, PlannedDeployment, PlannedHost, Pool, Replica, Role, Sourced
+from dynctl.deploy.engine_places import engine_places, kv_bytes_per_token
 from dynctl.deploy.places import Place
 from dynctl.router.config import (
     ApiKeyHash,
@@ -37,6 +39,7 @@ class Ground:
     bundles: Mapping[str, str]
     """Bundle digest by host name."""
     api_keys: tuple[ApiKeyHash, ...] = ()
+    topology: Topology | None = None
 
 
 def make_slices(plan: Plan, inventory: Inventory, ground: Ground) -> dict[str, HostSlice]:
@@ -179,10 +182,13 @@ def _router(
         route_key_field=router.route_key_field,
         server_tls=server_tls,
         allow_insecure_listen=router.allow_insecure_listen,
+        places=engine_places(planned, ground.topology),
         decision_log=place.decisions(f"{planned.name}-router"),
     )
     content = msgspec.to_builtins(config)
-    content["settings"] = dict(router.settings)
+    content["settings"] = {"kv_bytes_per_token": kv_bytes_per_token(planned, wish)} | dict(
+        router.settings
+    )
     return RouterUnit(f"{planned.name}-router", planned.name, content, planned.router.listen)
 
 

@@ -68,8 +68,13 @@ def _skew(desk: "Desk") -> SkewSums:
     return add_up(desk.ring.newest(_MAX_SUMMED))
 
 
+def _hits(desk: "Desk") -> object:
+    moved = desk.placement.links.sums(desk.settings.kv_bytes_per_token)
+    return desk.hits.to_json() | moved
+
+
 _SUMS: dict[str, Callable[["Desk"], object]] = {
-    "/hits": lambda desk: desk.hits.to_json(),
+    "/hits": _hits,
     "/findings": _findings,
     "/skew": _skew,
 }

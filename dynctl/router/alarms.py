@@ -12,7 +12,8 @@ _LIMIT_S = 2e-3
 
 _WINDOW_S = 60.0
 _MIN_DECISIONS = 100
-"""Fewer say nothing of a 99th percentile."""
+_MIN_SLOW = 5
+"""Fewer say nothing of a 99th percentile: all of them may be one stall."""
 
 
 class Alarms:
@@ -40,7 +41,7 @@ class Alarms:
     def _slow(self, counts: Sequence[int]) -> list[Finding]:
         bounds, total = self._decisions.bounds, sum(counts)
         num_slow = sum(counts[bisect_left(bounds, _LIMIT_S) + 1 :])
-        if total < _MIN_DECISIONS or num_slow * 100 <= total:
+        if total < _MIN_DECISIONS or num_slow < _MIN_SLOW or num_slow * 100 <= total:
             return []
         beyond, position = 0, len(counts)
         while (beyond := beyond + counts[position - 1]) * 100 <= total:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from dynctl.core.addresses import is_loopback
+from dynctl.core.kv_links import EnginePlace
 from dynctl.core.route_keys import MAX_ROUTE_KEY_CHARS, is_body_field, is_route_key
 from dynctl.core.router_settings import Settings, make_settings
 from dynctl.errors import UsageError
@@ -128,6 +129,8 @@ class RouterConfig:
     """Accept a listen address beyond loopback without API keys and TLS."""
     workers: int = 1
     """Processes on the port."""
+    places: tuple[EnginePlace, ...] = ()
+    """Of engines that hand KV over; of others nobody knows what joins them."""
     decision_log: str = ""
     """Directory for decisions beyond those remembered; empty: none are written."""
     settings: Settings = field(default_factory=Settings)
@@ -264,6 +267,7 @@ def _refuse_shared_places(engines: Sequence[EngineTarget]) -> None:
 _NESTED: dict[str, type] = {
     "engines": EngineTarget,
     "relays": RelayTarget,
+    "places": EnginePlace,
     "api_keys": ApiKeyHash,
     "tls": TlsFiles,
     "server_tls": TlsFiles,

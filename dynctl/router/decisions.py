@@ -37,6 +37,12 @@ class Decision(msgspec.Struct, eq=False):
     route_key: str = ""
     costs: PathCosts | None = None
     """With pools: both ways to the KV, where they were compared."""
+    link: str = ""
+    """With pools, where KV is to be copied: the class of link (`core.kv_links`), …"""
+    move_tokens: int = 0
+    """… what the decode engine lacks of the prompt, …"""
+    move_bytes: int = 0
+    """… and what that takes; 0: not known."""
     path_reason: str = ""
     """With pools: `copy`, or why the decode engine prefills itself."""
     is_fallback: bool = False
@@ -162,6 +168,9 @@ class Decision(msgspec.Struct, eq=False):
             "outcome": self.outcome,
             "path": self.path_reason,
             "costs": None if self.costs is None else self.costs._asdict(),
+            "link": self.link,
+            "move_tokens": self.move_tokens,
+            "move_bytes": self.move_bytes,
             "session": self.session,
             "counterfactual": self._counterfactual(),
             "is_reproduced": self.recompute() == self.position,

@@ -12,8 +12,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dynctl import registry
+from dynctl.core.kv_links import LinkClasses
 from dynctl.core.text import clean
 from dynctl.http1.request import Request
+from dynctl.router import index_progress
 from dynctl.router.admission import RetryBudget, WaitingLine
 from dynctl.router.alarms import Alarms
 from dynctl.router.api.answers import Failure
@@ -89,6 +91,7 @@ class Desk:
         self.placement = Placement(
             *(self.workers, self.index, load_policy(config.policy), settings, self.rng),
             Sessions(settings.session_ttl_s, are_processes_many=config.workers > 1),
+            LinkClasses(config.places),
         )
         self.decision_log = _open_log(config)
         self.ring = DecisionRing(
@@ -357,9 +360,6 @@ class Desk:
             {(worker.id,): self.index.num_slower_blocks(worker.id) for worker in workers},
             engine,
         )
-        yield from self.placement.sessions.exposition()
-        if self.decision_log is not None:
-            yield from self.decision_log.exposition()
         yield from gauge("tokenizer_engines", "Engines by parity.", by_parity, ("parity",))
         yield from gauge("index_blocks", "Distinct block hashes.", {(): len(self.index)})
         parts: dict[tuple[str, ...], float] = {
@@ -371,12 +371,20 @@ class Desk:
             ("cached",): float(self.hits.probe_cached_tokens),
         }
         yield from gauge("probe_tokens", "Tokens of own questions asked again.", probes, ("what",))
+        yield from self._of_parts()
         yield from self._by_route_key()
         found: dict[tuple[str, ...], float] = {
             (f.engine, f.cause): 1.0 for f in (*self.own_findings(), *self.probes.findings())
         }
         yield from gauge("findings", "Broken preconditions.", found, ("engine", "cause"))
         yield from gauge("start_time_seconds", "Start, Unix time.", {(): self._started_unix_s})
+
+    def _of_parts(self) -> Iterable[str]:
+        yield from self.placement.sessions.exposition()
+        yield from self.placement.links.exposition(self.settings.kv_bytes_per_token)
+        yield from index_progress.exposition(self.workers, self.index, self.fleet.reading)
+        if self.decision_log is not None:
+            yield from self.decision_log.exposition()
 
     def _by_route_key(self) -> Iterable[str]:
         learned = self.workers.lengths.learned(self.by_key.names())

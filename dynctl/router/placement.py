@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from dynctl.core.kv_links import LinkClasses
 from dynctl.router.api.answers import Failure, no_engine
 from dynctl.router.choosing import Load, Need, Policy
 from dynctl.router.config import Settings
@@ -116,11 +117,12 @@ class Placement:
         settings: Settings,
         rng: random.Random,
         sessions: Sessions | None = None,
+        classes: LinkClasses | None = None,
     ) -> None:
         self.workers = workers
         self.overlaps = Overlaps(index)
         self.policy = policy
-        self.links = Links(settings.transfer_setup_ms, settings.transfer_ms_per_token)
+        self.links = Links(settings.transfer_setup_ms, settings.transfer_ms_per_token, classes)
         self.breaker = RoutingBreaker()
         self.sessions = sessions or Sessions(settings.session_ttl_s)
         self.shadow: Shadow | None = None
@@ -168,6 +170,7 @@ class Placement:
         pick = self._pick(order, "prefill", view, prefills, now_s)
         booking, decision = self._book(order, pick)
         move = self._book_move(order, pick.worker, main, now_s)
+        self._note_move(move, decision)
         outlook = self._outlook(order, pick)
         held = decision.overlap_tokens
         return Placed(None, booking, held, move, outlook, decisions=[decision])
@@ -211,6 +214,7 @@ class Placement:
         booking, decision = self._book(order, main)
         prefill_booking, prefill_decision = self._book(order, prefill)
         move = self._book_move(order, prefill.worker, main.worker, now_s, main.overlap)
+        self._note_move(move, decision, prefill_decision)
         return Placed(
             booking,
             prefill_booking,
@@ -232,6 +236,12 @@ class Placement:
         """Book the transfer from a prefill engine just booked; what the decode engine has cached stays there."""
         tokens = max(order.prompt.num_tokens - overlap, 1)
         return self.links.book(source.id, target.id, tokens, source.free_at_s, now_s)
+
+    def _note_move(self, move: Move, *decisions: Decision) -> None:
+        for decision in decisions:
+            decision.link = self.links.classes.of(move.source, move.target)
+            decision.move_tokens = move.tokens
+            decision.move_bytes = move.tokens * self._settings.kv_bytes_per_token
 
     def _path(
         self, order: Order, main: _Pick, prefill: _Pick, now_s: float

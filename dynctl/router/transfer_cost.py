@@ -6,8 +6,11 @@ Not here: checking transfer parameters (`transfer`), choosing engines (`placemen
 """
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from dynctl.core.kv_links import LINK_CLASSES, LinkClasses
+from dynctl.router.metrics import Values, counter, gauge
 from dynctl.router.rates import Line
 
 _PAIR_FAILURES = 3
@@ -91,8 +94,13 @@ class _Port:
 class Links:
     """Transfers between engines: learned costs, what is under way, which pairs do not work."""
 
-    def __init__(self, setup_ms: float, ms_per_token: float) -> None:
+    def __init__(
+        self, setup_ms: float, ms_per_token: float, classes: LinkClasses | None = None
+    ) -> None:
         """Both are assumed until learned; a first guess can be off by orders of magnitude, so it is given little weight."""
+        self.classes = classes or LinkClasses()
+        self.moved_tokens = dict.fromkeys(LINK_CLASSES, 0)
+        """By transfers that worked, by class of link."""
         self._all = Line(setup_ms, ms_per_token, _SCALE_TOKENS, weight=0.05, outlier=math.inf)
         self._pairs: dict[tuple[str, str], _Pair] = {}
         self._ports: dict[str, _Port] = {}
@@ -142,6 +150,7 @@ class Links:
 
     def moved(self, move: "Move", began_s: float, now_s: float) -> None:
         """Learn from a transfer that worked; `began_s` is when the decode engine was asked."""
+        self.moved_tokens[self.classes.of(move.source, move.target)] += move.tokens
         began_s = max([began_s, *(port.ended_s for port in self._ports_of(move))])
         pair = self._pair(move.source, move.target)
         pair.failures_in_row = 0
@@ -179,6 +188,26 @@ class Links:
         """Whether a pair may be used; after its rest one attempt tells."""
         pair = self._pairs.get((source, target))
         return pair is None or now_s >= pair.rest_until_s
+
+    def sums(self, bytes_per_token: int) -> dict[str, int]:
+        """What was moved, by names of which those of several processes can be added."""
+        tokens = {f"moved_{name}_tokens": number for name, number in self.moved_tokens.items()}
+        if not bytes_per_token:
+            return tokens
+        return tokens | {
+            f"moved_{name}_bytes": number * bytes_per_token
+            for name, number in self.moved_tokens.items()
+        }
+
+    def exposition(self, bytes_per_token: int) -> Iterable[str]:
+        """The metrics' lines; bytes where it is known what a token takes."""
+        moved: Values = {(name,): float(number) for name, number in self.moved_tokens.items()}
+        text = "KV handed over, by class of link."
+        yield from counter("kv_moved_tokens_total", text, moved, ("link",))
+        yield from gauge("kv_bytes_per_token", "0: not known.", {(): float(bytes_per_token)})
+        if bytes_per_token:
+            num_bytes = {key: number * bytes_per_token for key, number in moved.items()}
+            yield from counter("kv_moved_bytes_total", text, num_bytes, ("link",))
 
     def _end(self, move: "Move", now_s: float) -> None:
         for port in self._ports_of(move):

@@ -51,6 +51,10 @@ MODEL_DIR = Path(__file__).parent / "model"
 ROLES = ("both", "prefill", "decode")
 
 
+USUAL_KV_BYTES = 131_072
+"""Of a token's KV, where the flags do not say otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class SimOptions:
     """Everything about one engine. Field names are the flags' names."""
@@ -80,7 +84,7 @@ class SimOptions:
     topic: str = ""
     side_channel: str | None = None
     kv_transfer_mbytes_s: float = 10_000.0
-    kv_bytes_per_token: int = 131_072
+    kv_bytes_per_token: int = USUAL_KV_BYTES
     """Source: an 8B model with grouped-query attention in bfloat16: 2 x 32 layers x 8 heads x 128 x 2 bytes."""
     shutdown_timeout: float = 0.0
     control: str | None = None

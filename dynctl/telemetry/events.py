@@ -1,10 +1,10 @@
-"""What changed between snapshots and deserves a line: lost hosts, dead, restarted and failed units. Pure."""
+"""What changed between snapshots and deserves a line: lost hosts, dead, restarted and failed units, findings. Pure."""
 
 from collections import deque
 from dataclasses import dataclass
 
 from dynctl.core.deployment import EngineState, UnitStatus
-from dynctl.core.snapshot import HostSnapshot, Snapshot
+from dynctl.core.snapshot import HostSnapshot, RouterSample, Snapshot
 from dynctl.core.text import clean
 
 BAD = "!"
@@ -28,11 +28,13 @@ class Event:
 class EventLog:
     """The last events, newest first; fed with every snapshot."""
 
-    __slots__ = ("_events", "_hosts", "_units")
+    __slots__ = ("_events", "_findings", "_hosts", "_units")
 
     def __init__(self, length: int = 200) -> None:
         self._events: deque[Event] = deque(maxlen=length)
         self._hosts: dict[str, str] = {}
+        self._findings: dict[str, tuple[tuple[str, str], ...]] = {}
+        """By router: what it last found."""
         self._units: dict[str, UnitStatus] = {}
 
     def add(self, snapshot: Snapshot) -> None:
@@ -41,6 +43,8 @@ class EventLog:
             self._look_at_host(snapshot.taken_unix_s, host)
             for unit in host.units:
                 self._look_at_unit(snapshot.taken_unix_s, unit)
+            for router in host.routers:
+                self._look_at_findings(snapshot.taken_unix_s, router)
 
     def newest(self, count: int) -> tuple[Event, ...]:
         """Return up to `count` events, newest first."""
@@ -56,6 +60,17 @@ class EventLog:
         elif before and not host.error:
             self._note(unix_s, NOTE, host.host_name, "answers again")
         self._hosts[host.host_name] = host.error
+
+    def _look_at_findings(self, unix_s: float, router: RouterSample) -> None:
+        before = self._findings.get(router.id, ())
+        self._findings[router.id] = router.findings
+        for engine, cause in router.findings:
+            if (engine, cause) not in before:
+                text = f"{cause} found by its router: dynctl explain hits"
+                self._note(unix_s, BAD, engine or router.id, text)
+        for engine, cause in before:
+            if (engine, cause) not in router.findings:
+                self._note(unix_s, NOTE, engine or router.id, f"{cause} is over")
 
     def _look_at_unit(self, unix_s: float, unit: UnitStatus) -> None:
         before = self._units.get(unit.id)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dynctl.core.deployment import EngineState, UnitStatus
+from dynctl.core.kv_links import LINK_CLASSES
 from dynctl.core.snapshot import EngineSample, GpuSample, HostSnapshot, RouterSample, Snapshot
 from dynctl.core.workload import Slo
 from dynctl.telemetry.history import History, Latency, latency, merge
@@ -69,6 +70,37 @@ class PoolFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class MovedFigures:
+    """KV handed over on links of one class."""
+
+    link: str
+    """A class of `core.kv_links`."""
+    tokens_s: float
+    bytes_s: float | None
+    """None: nobody said what a token takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFigures:
+    """How many engines' caches a router knows; of several routers the one that knows the fewest."""
+
+    num_known: int
+    num_doubtful: int
+    """Known in part: messages are missing, or come too late."""
+    num_reading: int
+    """Being read, or not heard of yet."""
+    num_untold: int
+    """Nobody tells."""
+    num_blocks: int
+    """In the index so far."""
+
+    @property
+    def num_engines(self) -> int:
+        """All of them."""
+        return self.num_known + self.num_doubtful + self.num_reading + self.num_untold
+
+
+@dataclass(frozen=True, slots=True)
 class DeploymentFigures:
     """One model as its clients meet it: from the router's counters."""
 
@@ -87,6 +119,17 @@ class DeploymentFigures:
     """Share the engines that computed prompts (prefill, aggregated) found cached."""
     possible_hit_ratio: float | None = None
     """Share that caches without limit would have had."""
+    lost_routing_ratio: float | None = None
+    """Share that another engine held, …"""
+    lost_eviction_ratio: float | None = None
+    """… that none held any more, …"""
+    lost_cold_ratio: float | None = None
+    """… and that was never seen before."""
+    moved: tuple[MovedFigures, ...] = ()
+    """KV handed over from prefill to decode engines; classes of links without any are left out."""
+    caches: CacheFigures | None = None
+    findings: tuple[tuple[str, str], ...] = ()
+    """What routers find wrong: engine (empty: the router itself) and cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +320,38 @@ def _deployment(
         ),
         reported_hit_ratio=_pooled_hits(prefilling, history),
         possible_hit_ratio=_ratio(grown("possible_hit_tokens_total"), grown("prompt_tokens_total")),
+        lost_routing_ratio=_ratio(grown("routing_tokens_total"), grown("prompt_tokens_total")),
+        lost_eviction_ratio=_ratio(grown("eviction_tokens_total"), grown("prompt_tokens_total")),
+        lost_cold_ratio=_ratio(grown("cold_tokens_total"), grown("prompt_tokens_total")),
+        moved=_moved(routers, rate),
+        caches=_caches(routers),
+        findings=tuple(sorted({found for router in routers for found in router.findings})),
+    )
+
+
+def _moved(
+    routers: Sequence[RouterSample], rate: Callable[[str], float | None]
+) -> tuple[MovedFigures, ...]:
+    per_token = max((router.kv_bytes_per_token or 0.0 for router in routers), default=0.0)
+    rates = ((link, rate(f"moved_{link}_tokens_total")) for link in LINK_CLASSES)
+    return tuple(
+        MovedFigures(link, tokens_s, tokens_s * per_token if per_token else None)
+        for link, tokens_s in rates
+        if tokens_s
+    )
+
+
+def _caches(routers: Sequence[RouterSample]) -> CacheFigures | None:
+    told = [router for router in routers if router.caches_known is not None]
+    if not told:
+        return None
+    least = min(told, key=lambda router: router.caches_known or 0.0)
+    return CacheFigures(
+        int(least.caches_known or 0),
+        int(least.caches_doubtful or 0),
+        int(least.caches_reading or 0),
+        int(least.caches_untold or 0),
+        int(least.index_blocks or 0),
     )
 
 

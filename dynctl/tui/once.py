@@ -35,7 +35,7 @@ def text(view: View, width: int) -> str:
     num_pools = len(view.overview.pools) if view.overview else 0
     blocks = (
         (title, 1),
-        (traffic, 2),
+        (traffic, 3),
         (pools, num_pools + 2),
         (engines, num_engines + 2),
         (events, 5),

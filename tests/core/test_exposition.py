@@ -185,3 +185,25 @@ def test_any_label_value_survives_escaping(labels, value):
 
     assert sample.labels == labels
     assert sample.value == value
+
+
+def test_router_sample_reads_labels_that_have_fields_of_their_own():
+    text = """dynctl_router_hit_tokens{part="hit"} 640
+dynctl_router_hit_tokens{part="cold"} 190
+dynctl_router_hit_tokens{part="of_a_newer_router"} 5
+dynctl_router_kv_moved_tokens_total{link="rdma"} 1234
+dynctl_router_kv_bytes_per_token 131072
+dynctl_router_index_engines{state="known"} 3
+dynctl_router_index_engines{state="reading"} 1
+dynctl_router_index_blocks 412000
+dynctl_router_findings{engine="e-0",cause="topic"} 1
+dynctl_router_findings{engine="",cause="slow_decisions"} 1
+"""
+    sample = router_sample(text, "r", "chat")
+    assert (sample.hit_tokens_total, sample.cold_tokens_total) == (640, 190)
+    assert sample.eviction_tokens_total is None
+    assert sample.moved_rdma_tokens_total == 1234
+    assert sample.kv_bytes_per_token == 131072
+    assert (sample.caches_known, sample.caches_reading, sample.caches_untold) == (3, 1, None)
+    assert sample.index_blocks == 412000
+    assert sample.findings == (("e-0", "topic"), ("", "slow_decisions"))

@@ -21,10 +21,11 @@ def decided(*spans):
 @pytest.mark.parametrize(
     ("spans", "text"),
     [
-        ([(198, 1e-4), (2, 3e-3)], None),
+        ([(196, 1e-4), (4, 3e-3)], None),
+        ([(495, 1e-4), (5, 3e-3)], None),
         (
-            [(197, 1e-4), (3, 3e-3)],
-            "3 of 200 decisions in the last minute took more than 2 ms, 99 of 100 up to 5 ms",
+            [(195, 1e-4), (5, 3e-3)],
+            "5 of 200 decisions in the last minute took more than 2 ms, 99 of 100 up to 5 ms",
         ),
         (
             [(190, 1e-4), (9, 3e-3), (1, 0.02)],

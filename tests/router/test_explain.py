@@ -11,6 +11,7 @@ from router_sims import Sim, generate, prompt_of, routed_sims
 
 from dynctl.cli import explain, policy, routers
 from dynctl.cli.options import Output
+from dynctl.core.kv_links import EnginePlace
 from dynctl.errors import DynctlError, UsageError
 from dynctl.http1.upstream import Address, Upstream
 from dynctl.router.server import Entrance
@@ -207,3 +208,38 @@ def test_predictions_are_sent_as_headers_only_on_request(run, short_dir):
                         assert fields[b"x-dynctl-queue-position"] == b"0"
 
     run(main)
+
+
+def test_what_was_copied_is_told_with_its_link_for_one_request_and_for_all(run, short_dir, capsys):
+    async def main():
+        sims = [Sim("p0", short_dir, "prefill"), Sim("d0", short_dir, "decode")]
+        places = (EnginePlace("p0", "a", has_rdma=True), EnginePlace("d0", "b", has_rdma=True))
+        options = {"settings": {"kv_bytes_per_token": 131_072}, "places": places}
+        async with routed_sims(*sims, **options) as bench:
+            entrance, path = await opened(bench, short_dir)
+            await generate(bench, prompt_of(random.Random(1), bench.text.words, 200), 4)
+            (found,) = await routers.ask_socket(path, ["/decisions?limit=2"])
+            assert [(one["link"], one["move_tokens"], one["move_bytes"]) for one in found] == [
+                ("rdma", 200, 200 * 131_072)
+            ] * 2
+            for one in found:
+                explain._show(one)
+            assert "copy, 200 tokens, 25 MiB, over RDMA" in capsys.readouterr().out
+            answers = {"router-a": await routers.ask_socket(path, explain._HIT_TARGETS)}
+            explain._show_hits(answers, Output.TABLE)
+            assert "KV moved   25 MiB (200 tokens) over RDMA\n" in capsys.readouterr().out
+            answers["router-a"][1].pop("moved_rdma_bytes")
+            answers["router-a"][1].pop("moved_nvlink_bytes")
+            answers["router-a"][1]["moved_nvlink_tokens"] = 5
+            explain._show_hits(answers, Output.TABLE)
+            shown = capsys.readouterr().out
+            assert "KV moved   5 tokens over NVLink, 200 tokens over RDMA\n" in shown
+            await entrance.close(0.0)
+
+    run(main)
+
+
+def test_a_router_of_another_version_that_does_not_tell_of_links_is_shown_all_the_same():
+    decision = {"path": "copy", "costs": {"copy_ms": 1.0, "recompute_ms": 2.0}}
+    assert explain._path(decision) == "copy (copy 1.0 ms, recompute 2.0 ms)"
+    assert explain._moved({"requests": 3}) == ""

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from dynctl.core.deployment import EngineInfo, EngineState
+from dynctl.core.kv_links import EnginePlace, LinkClasses
 from dynctl.router.config import Settings
 from dynctl.router.desk import load_policy
 from dynctl.router.placement import Order, Placement
@@ -204,3 +205,23 @@ def test_policies_without_costs_always_copy():
     _, placement = pools()
     placement.policy = load_policy("round_robin")
     assert place(placement, [7] * 20).prefill is not None
+
+
+def test_what_was_handed_over_is_counted_by_class_of_link_and_in_bytes_where_they_are_known():
+    places = [EnginePlace("p", "a", "a 0"), EnginePlace("d", "a", "a 0"), EnginePlace("e", "b")]
+    links = Links(2.0, 0.005, LinkClasses(places))
+    transfer(links, 1000, 0.01, 1.0)
+    transfer(links, 500, 0.01, 2.0)
+    transfer(links, 70, 0.01, 3.0, ("p", "e"))
+    transfer(links, 3, 0.01, 4.0, ("p", "nobody"))
+    failed, dropped = (links.book("p", "d", 10_000, 5.0, 5.0) for _ in range(2))
+    failed.failed(6.0)
+    dropped.dropped()
+
+    assert links.moved_tokens == {"nvlink": 1500, "host": 0, "rdma": 0, "tcp": 70, "unknown": 3}
+    assert "moved_nvlink_bytes" not in links.sums(0)
+    assert links.sums(10) | {"moved_nvlink_bytes": 15_000, "moved_tcp_tokens": 70} == links.sums(10)
+    text = "\n".join(links.exposition(10))
+    assert 'kv_moved_bytes_total{link="nvlink"} 15000' in text
+    assert 'kv_moved_tokens_total{link="rdma"} 0' in text
+    assert "kv_moved_bytes" not in "\n".join(links.exposition(0))

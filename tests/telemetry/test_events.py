@@ -1,7 +1,7 @@
 """Which changes become a line, and that hostile text stays text."""
 
 from dynctl.core.deployment import EngineState, UnitStatus
-from dynctl.core.snapshot import HostSnapshot, Snapshot
+from dynctl.core.snapshot import HostSnapshot, RouterSample, Snapshot
 from dynctl.telemetry.events import EventLog
 
 
@@ -76,3 +76,20 @@ def test_the_log_is_bounded():
         log.add(snapshot(float(tick), error="down" if tick % 2 else ""))
 
     assert len(log.newest(100)) == 5
+
+
+def test_what_a_router_finds_is_told_once_and_when_it_is_over():
+    log = EventLog()
+    for unix_s, found in enumerate(
+        ((), (("d-0", "topic"), ("", "slow_decisions")), (("d-0", "topic"),))
+    ):
+        for again in (0.0, 0.5):
+            router = RouterSample("r", "chat", findings=found)
+            host = HostSnapshot("gpu-01", routers=(router,))
+            log.add(Snapshot("c", unix_s + again, (host,)))
+
+    assert lines(log) == [
+        "· r slow_decisions is over",
+        "! r slow_decisions found by its router: dynctl explain hits",
+        "! d-0 topic found by its router: dynctl explain hits",
+    ]

@@ -12,7 +12,13 @@ from dynctl.core.snapshot import (
     Snapshot,
 )
 from dynctl.core.workload import Slo
-from dynctl.telemetry.figures import STALE, summarize, trend_values
+from dynctl.telemetry.figures import (
+    STALE,
+    CacheFigures,
+    MovedFigures,
+    summarize,
+    trend_values,
+)
 from dynctl.telemetry.history import History
 
 BOUNDS = (0.1, 0.2, 0.4)
@@ -49,6 +55,18 @@ def router(tick):
         prompt_tokens_total=2000.0 * tick,
         predicted_hit_tokens_total=1000.0 * tick,
         possible_hit_tokens_total=1200.0 * tick,
+        routing_tokens_total=100.0 * tick,
+        eviction_tokens_total=60.0 * tick,
+        cold_tokens_total=700.0 * tick,
+        moved_nvlink_tokens_total=0.0,
+        moved_tcp_tokens_total=50.0 * tick,
+        kv_bytes_per_token=1000.0,
+        caches_known=2.0,
+        caches_doubtful=0.0,
+        caches_reading=1.0,
+        caches_untold=0.0,
+        index_blocks=77.0,
+        findings=(("p-0", "topic"),),
         output_tokens_total=300.0 * tick,
         ttft_s=Histogram(BOUNDS, (0.0, 0.0, 20.0 * tick, 20.0 * tick), 6.0 * tick),
     )
@@ -131,6 +149,13 @@ def test_deployment_figures_come_from_the_router():
     assert chat.predicted_hit_ratio == pytest.approx(0.5)
     assert chat.reported_hit_ratio == pytest.approx(0.25)
     assert chat.possible_hit_ratio == pytest.approx(0.6)
+    assert chat.lost_routing_ratio == pytest.approx(0.05)
+    assert chat.lost_eviction_ratio == pytest.approx(0.03)
+    assert chat.lost_cold_ratio == pytest.approx(0.35)
+    assert chat.moved == (MovedFigures("tcp", pytest.approx(50.0), pytest.approx(50_000.0)),)
+    assert chat.caches == CacheFigures(2, 0, 1, 0, 77)
+    assert chat.caches.num_engines == 3
+    assert chat.findings == (("p-0", "topic"),)
 
 
 def test_stale_engines_lose_their_figures_and_leave_the_sums():

@@ -61,7 +61,10 @@ def snapshot(tick, num_decode=3, stale_s=0.0, num_hosts=2):
             RouterSample(
                 "chat-router", "chat", requests_total=14.0 * tick, errors_total=0.0, inflight=162.0, queued=3.0,
                 prompt_tokens_total=1000.0 * tick, predicted_hit_tokens_total=630.0 * tick,
-                possible_hit_tokens_total=740.0 * tick,
+                possible_hit_tokens_total=740.0 * tick, hit_tokens_total=640.0 * tick,
+                routing_tokens_total=30.0 * tick, eviction_tokens_total=50.0 * tick, cold_tokens_total=190.0 * tick,
+                moved_rdma_tokens_total=400.0 * tick, moved_host_tokens_total=0.0, kv_bytes_per_token=131072.0,
+                caches_known=4.0, caches_doubtful=0.0, caches_reading=0.0, caches_untold=0.0, index_blocks=9000.0,
                 output_tokens_total=2410.0 * tick, ttft_s=histogram([0.15] * 9 + [0.45], tick),
                 itl_s=histogram([0.015] * 9 + [0.03], tick),
             ),

@@ -8,10 +8,12 @@ import pytest
 from dynctl import registry
 from dynctl.core.snapshot import HostSnapshot, Snapshot
 from dynctl.core.workload import Slo
+from dynctl.telemetry.figures import CacheFigures, MovedFigures
 from dynctl.telemetry.history import Trends
 from dynctl.telemetry.ledger import Ledger
 from dynctl.tui.draw import plain, width_of
 from dynctl.tui.panels import engines, events, gpus, hits, itl, pools, title, traffic, ttft
+from dynctl.tui.panels.help import KEYS, MARKS
 from dynctl.tui.screens.overview import compose
 from dynctl.tui.view import SORTS, Choices, View
 
@@ -70,24 +72,54 @@ def test_the_title_says_when_no_host_answers():
 
 
 def test_traffic_shows_what_clients_meet(make_view):
-    first, second = texts(traffic, make_view())
+    first, second, third = texts(traffic, make_view())
 
-    assert max(len(first), len(second)) <= 79
+    assert max(len(first), len(second), len(third)) <= 79
     assert "req/s 14 " in first
     assert "out 2.41k tok/s" in first
     assert "err 0%" in first
     assert "queue 3" in first
     assert re.search(r"TTFT p50 \d+ p99 !?\d+ms", second)
-    assert "KV hit 63/71%" in second
+    assert third == " KV hit 63/71% of 74%  lost cold 19% evict 5% route 3%  rdma 50 MiB/s"
 
 
 def test_traffic_before_the_second_sample_shows_dashes_not_zeros(make_view):
-    first, second = texts(traffic, make_view(ticks=1))
+    first, second, third = texts(traffic, make_view(ticks=1))
 
     assert "req/s – " in first
     assert "out – tok/s" in first
     assert re.search(r"TTFT p50 – p99 –(?!ms)", second)
-    assert "KV hit –/–" in second
+    assert third == " KV hit –/– of –"
+
+
+def changed(view, **figures):
+    """The view with other figures of its deployment."""
+    (deployment,) = view.overview.deployments
+    deployments = (replace(deployment, **figures),)
+    return replace(view, overview=replace(view.overview, deployments=deployments))
+
+
+def test_caches_that_are_still_read_are_told_before_what_was_lost(make_view):
+    view = changed(make_view(), caches=CacheFigures(2, 0, 1, 1, 412_000))
+    assert texts(traffic, view)[2] == (
+        " KV hit 63/71% of 74%  caches 2/4, 412k blocks  lost cold 19% evict 5% route 3%"
+    )
+    wide = texts(traffic, view, width=120)[2]
+    assert "rdma 50 MiB/s" in wide
+
+
+def test_a_hit_rate_that_is_missing_beside_a_predicted_one_is_red(make_view):
+    for reported, style in ((None, "bad"), (0.0, "")):
+        view = changed(make_view(), reported_hit_ratio=reported)
+        third = traffic.rows(view, 80, 3)[2]
+        (span,) = [span for span in third if span.text == ("–" if reported is None else "0%")]
+        assert span.style == style
+
+
+def test_what_is_moved_is_told_in_tokens_where_nobody_knows_their_size(make_view):
+    moved = (MovedFigures("nvlink", 1200.0, None), MovedFigures("tcp", 10.0, 2.5e9))
+    third = texts(traffic, changed(make_view(), moved=moved), width=120)[2]
+    assert "nvlink 1.2k tok/s  tcp 2.33 GiB/s" in third
 
 
 def test_pools_stand_in_the_order_of_a_request(make_view):
@@ -281,3 +313,12 @@ def test_small_terminals_say_so_and_still_say_how_things_are(make_view):
 
     assert first.startswith("up 4/4 TTFT99 ")
     assert second == "enlarge to 80x24 (now 60x20)"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 48)])
+def test_help_shows_every_key_and_mark_on_the_smallest_screen(make_view, size):
+    drawn = [plain(found) for found in compose(make_view(choices=Choices(is_helping=True)), *size)]
+
+    assert len(drawn) == size[1]
+    for name, _ in (*KEYS, *MARKS):
+        assert any(name in text for text in drawn), name

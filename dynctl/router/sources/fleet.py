@@ -35,6 +35,8 @@ class Fleet:
         self.index = index
         self.metrics = metrics
         self.routes: dict[str, Route] = {}
+        self.reading: set[str] = set()
+        """Engines whose snapshot is not whole yet."""
         self._on_change = on_change
         self._owners: dict[str, str] = {}
 
@@ -107,6 +109,7 @@ class Fleet:
         self.index.drop(engine_id)
         self.routes.pop(engine_id, None)
         self._notes.pop(engine_id, None)
+        self.reading.discard(engine_id)
         log.info("engine %s is gone", clean(engine_id))
         self._on_change()
 

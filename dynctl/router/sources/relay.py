@@ -200,6 +200,7 @@ class RelaySource:
             retry_s = _RETRY_S
             feed = KvFeed(self._fleet.index, self._fleet.metrics, info.id, info.incarnation)
             reader = FrameReader()
+            self._fleet.reading.add(info.id)
             try:
                 target = f"/v1/kv/{info.id}?{ALL_MEDIA.decode()}"
                 async with open_stream(self._upstream, target, _SILENCE_S) as pieces:
@@ -212,6 +213,7 @@ class RelaySource:
                                 self._heard(info, frame.health, pieces.behind_s)
                             for _ in feed.apply(frame):
                                 await asyncio.sleep(0)
+                            self._fleet.reading.discard(info.id)
             except UpstreamError as error:
                 if error.kind == "status":
                     retry_s = _NO_EVENTS_RETRY_S

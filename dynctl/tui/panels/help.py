@@ -21,7 +21,13 @@ MARKS = (
     ("9s old", "the host has not reported for so long; its figures are not shown"),
     ("p50 p99", "over the last 60 s, from histogram buckets; rates are over 10 s"),
     ("HIT%", "prompt tokens found in the engine's prefix cache, last 60 s"),
-    ("KV hit", "what the router expected to be cached / what engines found"),
+    ("KV hit", "what the router expected cached / what engines found, of what was possible"),
+    ("lost", "prompt tokens never seen before, evicted, or held by an engine not chosen"),
+    ("caches", "engines whose cache the router knows, of all; shown until all are"),
+    (
+        "nvlink host",
+        "KV from prefill to decode engines, by what joins them: also rdma, tcp, unknown",
+    ),
 )
 
 

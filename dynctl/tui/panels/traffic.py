@@ -1,7 +1,10 @@
-"""What clients meet: request and token rates, errors, queue, TTFT, ITL and KV hit rate of one deployment. Pure."""
+"""What clients meet: request and token rates, errors, queue, TTFT, ITL of one deployment; then its KV: hits and losses. Pure."""
 
+from dynctl.core.units import format_bytes
+from dynctl.telemetry.figures import DeploymentFigures, MovedFigures
 from dynctl.telemetry.history import Latency
 from dynctl.tui.draw import (
+    MISSING,
     Line,
     Span,
     count,
@@ -12,6 +15,7 @@ from dynctl.tui.draw import (
     percent,
     spark,
     whole,
+    width_of,
 )
 from dynctl.tui.view import View
 
@@ -19,7 +23,7 @@ WIDE = 120
 
 
 def rows(view: View, width: int, height: int) -> list[Line]:
-    """Draw two lines."""
+    """Draw three lines."""
     deployment = view.deployment
     name = deployment.name if deployment else ""
     points = 6 if width < WIDE else 16
@@ -62,14 +66,58 @@ def rows(view: View, width: int, height: int) -> list[Line]:
             slo.itl_ms if slo else None,
             trend("itl_p99"),
         ),
-        line(
-            "KV hit ",
-            Span(percent(figure("predicted_hit_ratio"), ""), "title"),
-            f"/{percent(figure('reported_hit_ratio'))} ",
-            trend("hit", 1.0) if width >= WIDE else "",
-        ),
     ]
-    return [joined(parts, "  " if width < WIDE else "    "), joined(second)][:height]
+    third = _cache_parts(deployment, trend("hit", 1.0) if width >= WIDE else "")
+    return [
+        joined(parts, "  " if width < WIDE else "    "),
+        joined(second),
+        _as_fits(third, width),
+    ][:height]
+
+
+def _cache_parts(deployment: DeploymentFigures | None, trend: str) -> list[Line]:
+    """What is said of KV, what matters most first."""
+    if deployment is None:
+        return [line(f" KV hit {MISSING}")]
+    predicted, reported = deployment.predicted_hit_ratio, deployment.reported_hit_ratio
+    # A figure that is missing is trouble where the other one is there.
+    is_odd = reported is None and predicted is not None
+    parts = [
+        line(
+            " KV hit ",
+            Span(percent(predicted, ""), "title"),
+            "/",
+            Span(percent(reported), "bad" if is_odd else ""),
+            f" of {percent(deployment.possible_hit_ratio)}",
+            f" {trend}" if trend else "",
+        )
+    ]
+    caches = deployment.caches
+    if caches is not None and caches.num_known < caches.num_engines:
+        text = f"caches {caches.num_known}/{caches.num_engines}, {count(caches.num_blocks)} blocks"
+        parts.append(line(Span(text, "warn")))
+    if deployment.lost_cold_ratio is not None:
+        parts.append(
+            line(
+                f"lost cold {percent(deployment.lost_cold_ratio)} evict {percent(deployment.lost_eviction_ratio)} "
+                f"route {percent(deployment.lost_routing_ratio)}"
+            )
+        )
+    parts += [line(_moved(found)) for found in deployment.moved]
+    return parts
+
+
+def _moved(found: MovedFigures) -> str:
+    if found.bytes_s is None:
+        return f"{found.link} {count(found.tokens_s)} tok/s"
+    return f"{found.link} {format_bytes(found.bytes_s)}/s"
+
+
+def _as_fits(parts: list[Line], width: int) -> Line:
+    """Join as many parts as there is room for."""
+    while len(parts) > 1 and width_of(joined(parts)) > width:
+        parts = parts[:-1]
+    return joined(parts)
 
 
 def _errors(ratio: float | None) -> str:

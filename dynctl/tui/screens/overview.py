@@ -39,8 +39,18 @@ def _small(view: View) -> list[Line]:
     return [line(f"{figures} queue {whole(deployment.queued if deployment else None)}")]
 
 
+def _help(view: View, width: int, height: int) -> list[Line]:
+    """Keys and marks, in all the room there is."""
+    room = height - 4
+    told = help_panel.rows(view, width, room)
+    bottom = [rule(width), line(Span(KEYS, "dim"))]
+    return [*title.rows(view, width, 1), rule(width), *told, *[()] * (room - len(told)), *bottom]
+
+
 def _full(view: View, width: int, height: int) -> list[Line]:
-    top = [*title.rows(view, width, 1), *traffic.rows(view, width, 2)]
+    if view.choices.is_helping:
+        return _help(view, width, height)
+    top = [*title.rows(view, width, 1), *traffic.rows(view, width, 3)]
     if width >= WIDE and height >= TALL:
         half = (width - 2) // 2
         top.append(rule(width))
@@ -63,7 +73,6 @@ def _full(view: View, width: int, height: int) -> list[Line]:
     bottom = [rule(width), *events.rows(view, width, num_events)]
     bottom += [()] * (num_events + 1 - len(bottom))
     bottom += [rule(width), line(Span(KEYS, "dim"))]
-    main = help_panel if view.choices.is_helping else engines
     room = height - len(top) - len(bottom)
-    middle = main.rows(view, width, room)
+    middle = engines.rows(view, width, room)
     return [*top, *middle, *[()] * (room - len(middle)), *bottom]
