@@ -23,7 +23,7 @@ COMPILED = {
 """The way of a request and of a KV event through router and relay. Not: types that msgspec builds (it makes those classes
 itself), starting and stopping, what waits for sockets in coroutines."""
 
-IN_C = ["dynctl/kv/plain_batch.c", "dynctl/kv/running_hash.c"]
+IN_C = ["dynctl/kv/block_table.c", "dynctl/kv/plain_batch.c", "dynctl/kv/running_hash.c"]
 """What mypyc cannot do without an object per number. Beside its source as well."""
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from dynctl.core.kv import BlockRemoved, BlockStored
+from dynctl.kv.block_table import BlockTable
 from dynctl.kv.hashing import BlockHasher, PrefixState, namespace, own_keys, pack_tokens
 from dynctl.kv.runs import Run
 
@@ -44,7 +45,7 @@ class _Chunk:
 class SlowerBlocks:
     """Blocks of one medium of one incarnation and rank."""
 
-    def __init__(self, hasher: BlockHasher, device: dict[int, Run]) -> None:
+    def __init__(self, hasher: BlockHasher, device: BlockTable[Run]) -> None:
         """`device` holds the runs of the device's blocks by handle; it is only read."""
         self._hasher = hasher
         self._device = device

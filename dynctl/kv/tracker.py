@@ -8,6 +8,7 @@ Slower media (the host's memory, storage) are kept apart and told apart.
 Not here: what a slower medium holds (`slower`), order of batches (`sequence`), sockets, the router's index. Pure.
 """
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from dynctl.core.kv import (
     is_of_prefix,
     medium_of,
 )
+from dynctl.kv.block_table import BlockTable, add
 from dynctl.kv.hashing import BlockHasher, PrefixState, namespace, own_keys, pack_tokens
 from dynctl.kv.orphans import Orphan, Orphans
 from dynctl.kv.runs import Run
@@ -62,7 +64,7 @@ class BlockTracker:
 
     def __init__(self, hasher: BlockHasher) -> None:
         self._hasher = hasher
-        self._runs: dict[int, Run] = {}
+        self._runs: BlockTable[Run] = BlockTable()
         """By the handle of each block held."""
         self._children: dict[int, int | set[int]] = {}
         """Handles of runs' first blocks by their parent's: a set only where there are more. May name removed ones."""
@@ -202,10 +204,7 @@ class BlockTracker:
         run = self._run_below(parent, event.lora_name, len(handles), len(words) // len(handles))
         if run is None:
             return False
-        number = len(runs)
-        for handle in handles:
-            runs.setdefault(handle, run)
-        if len(runs) != number + len(handles):
+        if add([runs], handles, run, sys.maxsize):
             # One of them is held already, or named twice.
             for handle in handles:
                 if runs.get(handle) is run and handle not in run.handles:

@@ -9,22 +9,19 @@ Under the byte budget each shard keeps two generations; a block confirmed again,
 the young one, and the old one is dropped when the young one is half the budget. Eviction costs hits, never correctness.
 
 What an engine can load from a slower medium stands beside what its device holds, under a bit of its own: the same
-entry of the same dictionary, and nothing at all where engines have no such medium.
+entry of the same table, and nothing at all where engines have no such medium.
 
 Not here: hashing, scoring, where events come from. Pure.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dynctl.core.kv import DEVICE
+from dynctl.kv.block_table import ENTRY_BYTES, BlockTable, add, remove
 from dynctl.kv.hashing import PrefixState, PromptBlocks
 from dynctl.router.expected import ExpectedBlocks
-
-ENTRY_BYTES = 104
-"""Of one hash: slot of the dictionary at its mean load plus the key's integer object; masks are shared.
-Measured on CPython 3.11 with 10 M entries."""
 
 _NUM_SHARDS = 512
 _SHARD_BITS = _NUM_SHARDS - 1
@@ -89,8 +86,8 @@ class PrefixIndex:
 
     def __init__(self, max_bytes: int = 1 << 30) -> None:
         # Any: as an int, a compiled module would make each mask anew when it puts it in.
-        self._young: list[dict[int, Any]] = [{} for _ in range(_NUM_SHARDS)]
-        self._old: list[dict[int, Any]] = [{} for _ in range(_NUM_SHARDS)]
+        self._young: list[BlockTable[Any]] = [BlockTable() for _ in range(_NUM_SHARDS)]
+        self._old: list[BlockTable[Any]] = [BlockTable() for _ in range(_NUM_SHARDS)]
         self._has_old = False
         self._half = max(1, max_bytes // ENTRY_BYTES // _NUM_SHARDS // 2)
         self._slots: dict[Source, _Slot] = {}
@@ -180,61 +177,56 @@ class PrefixIndex:
         """Tell whether updates of this source are taken."""
         return source in self._slots
 
-    def store(self, source: Source, hashes: Iterable[int]) -> bool:
+    def store(self, source: Source, hashes: Sequence[int]) -> bool:
         """Add blocks; False when the source was not begun or is over."""
         slot = self._slots.get(source)
         if slot is None:
             return False
         bit, own, live, masks = slot.bit, slot.mask, self._live, self._masks
-        young, old, half, added = self._young, self._old, self._half, 0
-        has_old = self._has_old
-        for block in hashes:
+        young, old, half = self._young, self._old, self._half
+        # Nobody holds them, usually, and nothing had to be forgotten yet.
+        left = hashes if self._has_old else add(young, hashes, own, half)
+        added = len(hashes) - len(left)
+        for block in left:
             at = block & _SHARD_BITS
             shard = young[at]
-            number = len(shard)
-            if number >= half:
-                old[at] = shard
-                shard = young[at] = {}
-                number, has_old = 0, True
-            # One look where nobody holds the block, which is the usual case.
-            mask = shard.setdefault(block, own)
-            if len(shard) > number:
-                mask = old[at].pop(block, 0) if has_old else 0
-                if not mask:
-                    added += 1
-                    continue
-            elif mask is own:
+            mask = shard.get(block, 0)
+            if mask is own:
                 continue
+            if not mask:
+                if len(shard) >= half:
+                    old[at] = shard
+                    shard = young[at] = BlockTable()
+                    self._has_old = True
+                mask = old[at].pop(block, 0)
             if not mask & bit:
                 added += 1
             mask = (mask & live) | bit
-            shard[block] = masks.setdefault(mask, mask)
+            shard[block] = own if mask == bit else masks.setdefault(mask, mask)
         slot.stored(added)
-        self._has_old = has_old
         if len(masks) > _MAX_MASKS:
             self._masks = {}
         return True
 
-    def remove(self, source: Source, hashes: Iterable[int]) -> bool:
+    def remove(self, source: Source, hashes: Sequence[int]) -> bool:
         """Take blocks away from this source only; False when it was not begun or is over."""
         slot = self._slots.get(source)
         if slot is None:
             return False
-        bit, own, keep = slot.bit, slot.mask, self._live & ~slot.bit
-        young, old, masks, num_removed = self._young, self._old, self._masks, 0
-        expected = self._expected if len(self._expected) else None
-        for block in hashes:
-            if expected is not None:
-                expected.remove(block, bit)
+        bit, keep = slot.bit, self._live & ~slot.bit
+        young, old, masks = self._young, self._old, self._masks
+        if len(self._expected):
+            for block in hashes:
+                self._expected.remove(block, bit)
+        left = remove(young, hashes, slot.mask)
+        num_removed = len(hashes) - len(left)
+        for block in left:
             at = block & _SHARD_BITS
             shard = young[at]
             mask = shard.pop(block, 0)
-            if mask is own:
-                num_removed += 1
-                continue
             if not mask:
                 shard = old[at]
-                mask = shard.pop(block, 0) if shard else 0
+                mask = shard.pop(block, 0)
             if mask & bit:
                 num_removed += 1
                 mask &= keep
@@ -346,11 +338,11 @@ class PrefixIndex:
             return False
         at, live, masks = self._sweep_at, self._live, self._masks
         for side in (self._young, self._old):
-            side[at] = {
-                block: masks.setdefault(kept, kept)
-                for block, mask in side[at].items()
-                if (kept := mask & live)
-            }
+            swept: BlockTable[Any] = BlockTable()
+            for block, mask in side[at].items():
+                if kept := mask & live:
+                    swept[block] = masks.setdefault(kept, kept)
+            side[at] = swept
         self._sweep_at = (at + 1) % _NUM_SHARDS
         left = [(bit, shards - 1) for bit, shards in self._retired]
         if freed := [bit for bit, shards in left if shards == 0]:
@@ -392,7 +384,7 @@ class PrefixIndex:
     def is_published(self, engine_id: str, block: int) -> bool:
         """Tell whether the engine itself was said to hold a block; what is only expected or believed does not count."""
         at = block & _SHARD_BITS
-        mask = self._young[at].get(block) or self._old[at].get(block, 0)
+        mask: Any = self._young[at].get(block) or self._old[at].get(block, 0)
         told = [slot for source, slot in self._slots.items() if _is_told_by(source, engine_id)]
         return any(mask & slot.bit for slot in told)
 

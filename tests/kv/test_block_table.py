@@ -1,0 +1,114 @@
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynctl.kv.block_table import BlockTable, add, remove
+
+# Few of them, at both ends: they meet again and again, in one place or beside it.
+blocks = st.integers(0, 40) | st.integers(2**64 - 40, 2**64 - 1)
+values = st.sampled_from(["one", "two"])
+steps = st.one_of(
+    st.tuples(st.just("put"), blocks, values),
+    st.tuples(st.just("del"), blocks),
+    st.tuples(st.just("pop"), blocks),
+    st.tuples(st.just("add"), st.lists(blocks, max_size=12), values, st.integers(0, 20)),
+    st.tuples(st.just("remove"), st.lists(blocks, max_size=12), values),
+    st.tuples(st.just("clear")),
+)
+
+
+def do_add(shards, wanted, value, most):
+    left = []
+    for block in wanted:
+        shard = shards[block % len(shards)]
+        if len(shard) >= most or block in shard:
+            left.append(block)
+        else:
+            shard[block] = value
+    return left
+
+
+def do_remove(shards, wanted, value):
+    return [b for b in wanted if shards[b % len(shards)].get(b) is not value or not shards[b % len(shards)].pop(b)]  # fmt: skip
+
+
+@given(st.sampled_from([1, 4]), st.lists(steps, max_size=60))
+def test_tables_hold_what_dictionaries_would(num_shards, history):
+    tables = [BlockTable() for _ in range(num_shards)]
+    expected = [{} for _ in range(num_shards)]
+    for kind, *args in history:
+        if kind == "add":
+            assert add(tables, *args) == do_add(expected, *args)
+        elif kind == "remove":
+            assert remove(tables, *args) == do_remove(expected, *args)
+        elif kind == "clear":
+            tables[0].clear()
+            expected[0].clear()
+        else:
+            at = args[0] % num_shards
+            table, held = tables[at], expected[at]
+            if kind == "put":
+                table[args[0]] = held[args[0]] = args[1]
+            elif kind == "pop":
+                assert table.pop(args[0], "none") == held.pop(args[0], "none")
+            elif args[0] in held:
+                del table[args[0]], held[args[0]]
+        for table, held in zip(tables, expected, strict=True):
+            assert (len(table), bool(table)) == (len(held), bool(held))
+            assert sorted(table.items()) == sorted(held.items())
+            assert sorted(table.values()) == sorted(held.values())
+            assert all(table[block] is value and block in table for block, value in held.items())
+
+
+def test_a_table_that_grows_and_empties_loses_nothing():
+    draw = random.Random(1)
+    table, held = BlockTable(), {}
+    for _ in range(30_000):
+        block = draw.getrandbits(64)
+        table[block] = held[block] = block
+        if draw.random() < 0.4:
+            gone = draw.choice((block, next(iter(held))))
+            assert table.pop(gone) == held.pop(gone)
+
+    assert dict(table.items()) == held
+    for block in held:
+        assert table.pop(block, None) == block
+    assert len(table) == 0
+
+
+def test_a_value_lives_as_long_as_its_last_block():
+    class Value:
+        pass
+
+    seen = []
+    value = Value()
+    Value.__del__ = lambda _: seen.append("gone")
+    table = BlockTable()
+    add([table], [1, 2, 3], value, 9)
+    table[4] = value
+    remove([table], [1], value)
+    del value
+    assert seen == []
+
+    table.pop(2)
+    del table[3]
+    assert seen == []
+    table[4] = None
+    assert seen == ["gone"]
+
+
+def test_what_is_missing_is_a_key_error():
+    for table in (BlockTable(), BlockTable()):
+        for _ in range(2):
+            assert table.get(5) is None
+            assert table.get(5, "none") == "none"
+            assert table.pop(5, None) is None
+            with pytest.raises(KeyError):
+                table[5]
+            with pytest.raises(KeyError):
+                del table[5]
+            with pytest.raises(KeyError):
+                table.pop(5)
+            table[6] = "six"
