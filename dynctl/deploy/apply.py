@@ -109,7 +109,7 @@ async def wait_ready(
         DeployError: exit 6 when a unit failed for good, stayed what it was, or time ran out; 3 when an agent is lost.
     """
     started = last_told = time.monotonic()
-    told: dict[str, EngineState] = {}
+    told: dict[tuple[str, str], EngineState] = {}
     limits = _limits_s(goals)
     rounds = Rounds(clients, tell)
     while True:
@@ -210,14 +210,17 @@ async def _tell_findings(
 
 
 def _tell_changes(
-    units: Sequence[tuple[str, UnitStatus]], told: dict[str, EngineState], tell: Tell
+    units: Sequence[tuple[str, UnitStatus]], told: dict[tuple[str, str], EngineState], tell: Tell
 ) -> bool:
-    """Tell every change of state since the last look, of which `told` keeps track; return whether there was one."""
+    """Tell every change of state since the last look; return whether there was one.
+
+    `told` keeps track by host and id: every host has its relay, and an engine that moves is for a while on two.
+    """
     is_news = False
     for name, unit in units:
         # What was ready before anybody looked is no news.
-        was = told.get(unit.id, EngineState.READY)
-        told[unit.id] = unit.state
+        was = told.get((name, unit.id), EngineState.READY)
+        told[name, unit.id] = unit.state
         if was is not unit.state:
             tell(name, unit.id, _state_text(unit))
             is_news = True

@@ -195,18 +195,18 @@ async def _wait(
 ) -> None:
     """Tell each change of state until all are as wanted."""
     started_s = time.monotonic()
-    told = {each.unit.id: each.unit.state for each in chosen}
+    told = {(each.host_name, each.unit.id): each.unit.state for each in chosen}
     rounds = Rounds({each.host_name: clients[each.host_name] for each in chosen}, tell)
     while True:
-        units = {u.id: u for status in (await rounds.ask()).values() for u in status.units}
+        units = {(n, u.id): u for n, status in (await rounds.ask()).items() for u in status.units}
         left: dict[str, str] = {}
-        for name, unit_id in ((each.host_name, each.unit.id) for each in chosen):
-            unit = units.get(unit_id)
+        for name, unit_id in told:
+            unit = units.get((name, unit_id))
             if unit is None:
                 raise _not(wanted, [f"{name}: {unit_id} is no longer there"])
-            if unit.state is not told[unit_id]:
+            if unit.state is not told[name, unit_id]:
                 tell(name, unit_id, unit.state.value)
-                told[unit_id] = unit.state
+                told[name, unit_id] = unit.state
             if unit.state is not wanted:
                 left[unit_id] = f"{name}: {unit_id} is {unit.state.value}{_why(unit)}"
             if unit.state is EngineState.FAILED:

@@ -223,3 +223,25 @@ def test_a_host_that_fails_after_the_first_step_never_ends_in_nothing_changed(er
 
     assert caught.value.exit_code is code
     assert "1 of 2 hosts failed (b); prepared: a." in caught.value.message
+
+
+def test_each_change_is_told_once_though_hosts_have_units_of_one_name(monkeypatch, goals):
+    """Every host has its relay, and an engine that moves is for a while on two."""
+
+    class Agents(Agent):
+        async def status(self):
+            self.units = (replace(RELAY, state=self.script[min(self.num_asked, 2)]),)
+            script, self.script = self.script, ()
+            status = await super().status()
+            self.script = script
+            return status
+
+    starting, ready = EngineState.STARTING, EngineState.READY
+    first, second = Agents("a", ready, ready, ready), Agents("b", starting, starting, ready)
+
+    told, _ = wait(monkeypatch, goals, first, second)
+
+    assert told == [("b", "relay", "starting"), ("b", "relay", "ready")]
+
+
+RELAY = UnitStatus("relay", "relay", EngineState.READY)
