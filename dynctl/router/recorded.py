@@ -1,7 +1,7 @@
 """Decisions as lines of JSON, and back: with all inputs, so that each can be made again elsewhere and later.
 
 No prompt, no key, no session's name is in them: ids, route keys, names of engines, and numbers. Candidates are columns, so
-that names stand once a line. JSON has no infinity: null stands for it. Pure.
+that names stand once a line. JSON has no infinity: null stands for it. IO: imports policies by their names.
 """
 
 import math
