@@ -200,11 +200,11 @@ async def _wait(
     while True:
         units = {(n, u.id): u for n, status in (await rounds.ask()).items() for u in status.units}
         left: dict[str, str] = {}
-        for name, unit_id in told:
+        for (name, unit_id), before in told.items():
             unit = units.get((name, unit_id))
             if unit is None:
                 raise _not(wanted, [f"{name}: {unit_id} is no longer there"])
-            if unit.state is not told[name, unit_id]:
+            if unit.state is not before:
                 tell(name, unit_id, unit.state.value)
                 told[name, unit_id] = unit.state
             if unit.state is not wanted:
