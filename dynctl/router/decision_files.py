@@ -7,6 +7,7 @@ somebody removes is made anew. Not here: when and what is written. IO: files; it
 import os
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 
 _NAME = re.compile(r"decisions-\d{8}T\d{9}-\d+\.jsonl")
@@ -32,7 +33,8 @@ class DecisionFiles:
         if len(lines) > self._max_bytes:
             raise OSError(0, f"{len(lines)} bytes at once are more than decision_log_max_bytes")
         path = self._current
-        if path is None or _size_of(path) + len(lines) > self._file_bytes:
+        size = None if path is None else _size_of(path)
+        if path is None or size is None or size + len(lines) > self._file_bytes:
             path = self._begin()
         self._make_room(path, len(lines))
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -72,15 +74,19 @@ class DecisionFiles:
         return self._current
 
     def _make_room(self, current: Path, num_bytes: int) -> None:
-        paths = paths_in(self.directory)
-        sizes = {path: _size_of(path) for path in paths}
-        total = sum(sizes.values()) + num_bytes
-        for path in paths:
+        found = []
+        for path in paths_in(self.directory):
+            with suppress(OSError):
+                facts = path.stat()
+                found.append((facts.st_mtime_ns, facts.st_size, path))
+        total = sum([size for _, size, _ in found]) + num_bytes
+        # By their last line: the one that a process with little to do writes to is not the oldest.
+        for _, size, path in sorted(found):
             if total <= self._max_bytes:
                 return
             if path != current:
                 path.unlink(missing_ok=True)
-                total -= sizes[path]
+                total -= size
 
 
 def paths_in(directory: Path) -> list[Path]:
@@ -91,11 +97,12 @@ def paths_in(directory: Path) -> list[Path]:
         return []
 
 
-def _size_of(path: Path) -> int:
+def _size_of(path: Path) -> int | None:
+    """None where somebody has removed it."""
     try:
         return path.stat().st_size
     except OSError:
-        return 0
+        return None
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -143,6 +143,24 @@ def test_files_are_begun_anew_by_size_closed_to_others_and_bounded_together(tmp_
     assert second.find("no such", 5) == []
 
 
+def test_the_file_of_a_process_with_little_to_do_is_not_the_first_to_go(tmp_path):
+    """Its name is the oldest, its last line is not."""
+    quiet, busy = (DecisionFiles(str(tmp_path), 8_000) for _ in range(2))
+    quiet.write(b'{"id":"quiet-0"}\n')
+    (own,) = paths_in(tmp_path)
+    for number in range(1, 30):
+        for part in range(4):
+            busy._current = tmp_path / f"decisions-20990101T{number:06}{part:03}-1.jsonl"
+            busy._current.touch()
+            busy.write(b"x" * 900 + b"\n")
+            os.utime(busy._current, (number * 10 + part, number * 10 + part))
+        quiet.write(b'{"id":"quiet-%d"}\n' % number)
+        os.utime(own, (number * 10 + 5, number * 10 + 5))
+    assert quiet.find("quiet-0", 5) == [b'{"id":"quiet-0"}']
+    assert quiet.find("quiet-29", 5) == [b'{"id":"quiet-29"}']
+    assert 6 <= len(paths_in(tmp_path)) <= 9
+
+
 def test_lines_that_do_not_fit_leave_no_part_of_them(tmp_path, monkeypatch):
     files = DecisionFiles(str(tmp_path), 1_000_000)
     files.write(b"whole\n")

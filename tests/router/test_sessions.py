@@ -6,7 +6,7 @@ import random
 import pytest
 from router_bench import routed
 from router_fakes import MODEL, FakeEngine
-from router_sims import Sim, generate, prompt_of, routed_sims
+from router_sims import Sim, generate, prompt_of, routed_sims, told
 
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.router import sessions
@@ -187,6 +187,7 @@ def test_a_session_with_known_tokens_is_left_to_what_the_index_knows(run, short_
         async with routed_sims(Sim("e0", short_dir), Sim("e1", short_dir)) as bench:
             prompt = prompt_of(random.Random(1), bench.text.words, 200)
             await generate(bench, prompt, 4)
+            await told(bench)
             body = {"model": "sim", "prompt": prompt, "max_tokens": 4}
             answer = await bench.client.post("/v1/completions", body, x_dynctl_session="s")
             assert answer.status == 200
