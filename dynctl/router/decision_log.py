@@ -67,6 +67,8 @@ class DecisionLog:
 
     async def flush(self, *, all_of_them: bool = False) -> None:
         """Write the decisions whose requests have ended, or all."""
+        if self._is_closed:
+            return
         waiting, self._waiting = self._waiting, []
         self._waiting += [one for one in waiting if not (one.outcome or all_of_them)]
         ended = [one for one in waiting if one.outcome or all_of_them]

@@ -9,6 +9,7 @@ otherwise, booking. Pure: times are passed in.
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import islice
 
 from dynctl.router.choosing import Load, Need, Policy
 from dynctl.router.metrics import counter, gauge
@@ -16,6 +17,9 @@ from dynctl.router.workers import Worker
 
 _MAX_SESSIONS = 65_536
 """Least recently used ones are forgotten first: 20 MB."""
+
+_NUM_AT_ONCE = 1000
+"""Forgotten in one go, so that requests are not held up."""
 
 _BUSY_RATIO = 1.5
 _BUSY_REQUESTS = 2
@@ -136,8 +140,7 @@ class Sessions:
 
     def sweep(self, now_s: float) -> None:
         """Forget what is over; those used last the longest ago come first."""
-        while self._last:
-            key = next(iter(self._last))
+        for key in tuple(islice(self._last, _NUM_AT_ONCE)):
             if now_s < self._last[key][1]:
                 return
             del self._last[key]

@@ -76,8 +76,12 @@ def test_a_session_is_forgotten_after_its_time_and_with_its_engines_start():
     assert book.following(KV, b"s", "whole", [a, b], 61.0).engine == ""
     assert book.following(KV, b"s", "whole", [worker("a", start=2), b], 1.0).engine == ""
 
+    for number in range(1500):
+        book.sent(b"%d" % number, "whole", b, 1.0)
     book.sent(b"t", "whole", b, 30.0)
     book.sweep(70.0)
+    assert len(book) == 502, "a thousand at once"
+    book.sweep(71.0)
     assert len(book) == 1
     assert book.following(KV, b"t", "whole", [a, b], 70.0).engine == "b"
 
