@@ -201,17 +201,19 @@ static PyObject *table_pop(PyObject *self, PyObject *const *args, Py_ssize_t num
     return num_args == 2 ? Py_NewRef(args[1]) : NULL;
 }
 
-/* A list of all values, or of (block, value). */
+/* A list of all values, or of (block, value). Not in the order of places: put into another table as it grows, the first ones
+   would all have to lie at its beginning. */
 static PyObject *listed(PyObject *self, int has_blocks)
 {
     Table *t = (Table *)self;
     PyObject *list = PyList_New(t->used);
     Py_ssize_t to = 0;
-    for (size_t at = 0; list && at < num_places(t) && to < PyList_GET_SIZE(list); at++) {
-        PyObject *value = t->places[at].value;
+    for (size_t i = 0, number = num_places(t); list && i < number; i++) {
+        Place *place = t->places + (i * 0x9E3779B1u & (number - 1)); /* an odd step meets each once */
+        PyObject *value = place->value;
         if (!value)
             continue;
-        PyObject *one = has_blocks ? Py_BuildValue("KO", (unsigned long long)t->places[at].block, value) : Py_NewRef(value);
+        PyObject *one = has_blocks ? Py_BuildValue("KO", (unsigned long long)place->block, value) : Py_NewRef(value);
         if (one)
             PyList_SET_ITEM(list, to++, one);
         else
@@ -262,18 +264,19 @@ static PyObject *each(PyObject *shards, PyObject *numbers, PyObject *value, Py_s
                       int (*step)(Table *, uint64_t, PyObject *, Py_ssize_t))
 {
     Py_ssize_t num_shards = PyList_Check(shards) ? PyList_GET_SIZE(shards) : 0;
-    for (Py_ssize_t i = 0; i < num_shards; i++)
-        if (Py_TYPE(PyList_GET_ITEM(shards, i)) != &table_type)
-            num_shards = 0;
     if (!num_shards || num_shards & (num_shards - 1))
         return PyErr_Format(PyExc_TypeError, "tables are a list of 2 ** n");
     PyObject *fast = PySequence_Fast(numbers, "blocks are a sequence"), *left = fast ? PyList_New(0) : NULL;
     for (Py_ssize_t i = 0; left && i < PySequence_Fast_GET_SIZE(fast); i++) {
-        PyObject *number = PySequence_Fast_GET_ITEM(fast, i);
+        PyObject *number = PySequence_Fast_GET_ITEM(fast, i), *shard = NULL;
         uint64_t block;
-        int is_done = as_block(number, &block) ? 1 : -1;
-        if (is_done > 0)
-            is_done = step((Table *)PyList_GET_ITEM(shards, (Py_ssize_t)(block & (uint64_t)(num_shards - 1))), block, value, most);
+        if (as_block(number, &block))
+            shard = PyList_GET_ITEM(shards, (Py_ssize_t)(block & (uint64_t)(num_shards - 1)));
+        if (shard && Py_TYPE(shard) != &table_type) {
+            PyErr_Format(PyExc_TypeError, "%R is no table", shard);
+            shard = NULL;
+        }
+        int is_done = shard ? step((Table *)shard, block, value, most) : -1;
         if (is_done < 0 || (!is_done && PyList_Append(left, number) < 0))
             Py_CLEAR(left);
     }

@@ -241,7 +241,7 @@ class KvEventReader:
         self._on_live()
 
     def _on_live(self) -> None:
-        messages = self._take("live", self._sub, self._on_live)
+        messages = self._take("live", self._sub, self._on_live, has_three=True)
         if len(messages) < _SLICE:
             self._full_since_s = None
         elif self._full_since_s is None:
@@ -283,15 +283,34 @@ class KvEventReader:
         self._sink.on_end_of_read()
 
     def _take(
-        self, name: str, socket: "zmq.Socket[bytes] | None", again: Callable[[], None]
+        self,
+        name: str,
+        socket: "zmq.Socket[bytes] | None",
+        again: Callable[[], None],
+        *,
+        has_three: bool = False,
     ) -> list[list[bytes]]:
-        """Read what has arrived, at most a slice; comes back soon for the rest."""
+        """Read what has arrived, at most a slice; comes back soon for the rest.
+
+        `has_three`: every message should have three frames. So whether another follows is asked once, since asking takes as
+        long as reading one. All frames of a message arrive together; one that has fewer is put together with the next, and
+        has too many then.
+        """
         taken: list[list[bytes]] = []
         if socket is None or self._loop is None:
             return taken
+        receive = socket.recv
         with suppress(zmq.Again):
             while len(taken) < _SLICE:
-                taken.append(socket.recv_multipart(zmq.NOBLOCK))
+                if not has_three:
+                    taken.append(socket.recv_multipart(zmq.NOBLOCK))
+                    continue
+                frames = [receive(zmq.NOBLOCK)]
+                taken.append(frames)
+                frames.append(receive(zmq.NOBLOCK))
+                frames.append(receive(zmq.NOBLOCK))
+                while socket.getsockopt(zmq.RCVMORE):
+                    frames.append(receive(zmq.NOBLOCK))
         if len(taken) == _SLICE:
             # The descriptor is edge-triggered: without this call the rest would wait for the next message.
             self._later(name, 0.0, again)

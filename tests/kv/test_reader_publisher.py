@@ -226,6 +226,41 @@ def test_k15_a_source_of_garbage_is_given_up(tmp_path, zmq_context):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("topic", ["t", "topics-8"])
+@pytest.mark.parametrize("tail", [[], [b"two"], [(2).to_bytes(8, "big"), b"\xc1", b"four"]])
+@pytest.mark.parametrize("is_last", [True, False])
+def test_messages_of_other_shapes_cost_no_batch(tmp_path, zmq_context, topic, tail, is_last):
+    """They come among others, in one read: what is lost with one that is too short is asked for again."""
+
+    async def main():
+        sink = Sink()
+        full = EventPublisher(
+            f"ipc://{tmp_path}/full", f"ipc://{tmp_path}/replay", topic, context=zmq_context
+        )
+        live = live_socket(zmq_context, tmp_path)
+        reader = KvEventReader(*endpoints(tmp_path), topic, sink, context=zmq_context)
+        full.start()
+        reader.start()
+        await subscribed(live)
+        await settled(reader)
+        for i in range(12):
+            if i == 6 and not is_last:
+                live.send_multipart([topic.encode(), *tail])
+            full.publish(batch(i))
+            live.send_multipart([topic.encode(), i.to_bytes(8, "big"), full._buffer[-1][1]])
+        if is_last:
+            live.send_multipart([topic.encode(), *tail])
+        await sink.until(lambda: len(sink.got) == 12 and reader.num_errors == 1)
+        reader.close()
+        full.close()
+        live.close(linger=0)
+
+        assert sink.got == [(i, i) for i in range(12)]
+        assert sink.num_resets == 0
+
+    asyncio.run(main())
+
+
 def test_replay_answers_in_the_shape_of_the_capture(tmp_path, zmq_context):
     """Frames as vLLM 0.32 sends them: ["", topic, seq, payload]*, then ["", "", ff*8, ""]."""
     lines = [
