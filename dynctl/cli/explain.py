@@ -20,6 +20,14 @@ from dynctl.core.text import clean
 
 _LAST = "last"
 _HITS = "hits"
+_LEFT_OUT = {
+    "full": "runs as many requests as it takes",
+    "kv_memory": "has no room for it in its KV memory beside what runs there",
+    "failing": "failed several times in a row",
+    "busy": "asked for a pause",
+    "starts_slowly": "has just joined and had its share",
+    "failed_before": "failed this request before",
+}
 _SESSIONS = {
     "followed": "followed: its last request went to this engine, and no engine holds more of this prompt than another",
     "new": "not seen lately: this is the engine it goes on at",
@@ -273,6 +281,9 @@ def _show(decision: dict[str, Any]) -> None:
             f"  otherwise  {other['engine']}: {_tokens(other['overlap_tokens'])} cached, "
             f"TTFT {_ms(other['predicted_ttft_ms'])} expected"
         )
+    if decision.get("left_out"):
+        reasons = [f"{clean(e)} {_LEFT_OUT.get(r, r)}" for e, r in decision["left_out"].items()]
+        emit(f"  left out   {', '.join(reasons)}")
     is_same = "the same engine" if decision["is_reproduced"] else "ANOTHER ENGINE"
     emit(f"  again      the recorded inputs give {is_same}{_by_other(decision)}")
     _draw(decision)

@@ -39,6 +39,10 @@ class Settings:
     """Requests an engine takes at once where it does not say its limit of sequences (`max_num_seqs`)."""
     max_requests_per_engine: int = 0
     """Sent to one engine at once, whatever more it would take; further ones wait in the router's queue. 0: no limit of ours."""
+    kv_lookahead_tokens: int = 32
+    """A request goes to an engine that has KV memory for it beside what runs there, with so many further tokens of each answer,
+    and else waits in the router's queue. More: fewer preemptions, later first tokens; at most an answer's expected length counts.
+    0: engines queue, and preempt, by themselves."""
     prefill_tokens_s: float = 10_000.0
     """Prefill rate assumed until learned."""
     prefill_base_ms: float = 5.0

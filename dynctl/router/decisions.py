@@ -66,6 +66,10 @@ class Decision(msgspec.Struct, eq=False):
     session: str = ""
     """What became of its session (`sessions.Following.look`); empty: it named none, or the policy does not look at caches."""
 
+    left_out: dict[str, str] | None = None
+    """Engines that serve and were no candidates, and why: `full` (as many sequences as it takes), `kv_memory` (it does not fit),
+    `failing`, `busy` (as it said), `starts_slowly`, `failed_before` (this request); None: none."""
+
     @property
     def engine(self) -> str:
         """The engine taken."""
@@ -175,6 +179,7 @@ class Decision(msgspec.Struct, eq=False):
             "counterfactual": self._counterfactual(),
             "is_reproduced": self.recompute() == self.position,
             "candidates": candidates,
+            "left_out": self.left_out or {},
         }
 
     def _counterfactual(self) -> dict[str, Any] | None:

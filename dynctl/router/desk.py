@@ -349,6 +349,12 @@ class Desk:
             engine,
         )
         yield from gauge(
+            "engine_reserved_tokens",
+            "Booked KV memory.",
+            {(worker.id,): worker.reserved_tokens for worker in workers},
+            engine,
+        )
+        yield from gauge(
             "engine_blocks",
             "Blocks in the index.",
             {(worker.id,): self.index.num_blocks(worker.id) for worker in workers},

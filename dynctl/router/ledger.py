@@ -4,6 +4,7 @@ Not here: what happens next (`handoff`), connections (`flight`). IO: none of its
 """
 
 from dynctl.router.api.shapes import Usage
+from dynctl.router.bookings import Booking
 from dynctl.router.decisions import Decision, DecisionRing
 from dynctl.router.handoff import Leg
 from dynctl.router.hits import HitBook, Outlook, scaled
@@ -13,7 +14,6 @@ from dynctl.router.probes import Probes
 from dynctl.router.route_keys import KeySums
 from dynctl.router.transfer_cost import Move
 from dynctl.router.worker_table import WorkerTable
-from dynctl.router.workers import Booking
 
 
 class Ledger:
@@ -133,7 +133,9 @@ class Ledger:
                 self._metrics.itl.observe(0.0, new - 1)
         self._num_tokens = num_tokens
         self.last_s = now_s
-        self.bookings[Leg.MAIN].worker.last_token_s = now_s
+        booking = self.bookings[Leg.MAIN]
+        booking.num_seen = num_tokens
+        booking.worker.last_token_s = now_s
 
     def answered(self, leg: Leg, usage: Usage | None) -> None:
         """Take an engine's count; a decode engine only repeats what the prefill engine had cached."""

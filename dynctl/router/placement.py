@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from dynctl.core.kv_links import LinkClasses
 from dynctl.router.api.answers import Failure, no_engine
+from dynctl.router.bookings import Booking
 from dynctl.router.choosing import Load, Need, Policy
 from dynctl.router.config import Settings
 from dynctl.router.decisions import Decision
@@ -34,7 +35,7 @@ from dynctl.router.transfer_cost import (
     stall_ms,
 )
 from dynctl.router.worker_table import DECODE, View, WorkerTable
-from dynctl.router.workers import Booking, Worker
+from dynctl.router.workers import Worker
 
 log = logging.getLogger("dynctl.router")
 
@@ -136,7 +137,7 @@ class Placement:
         """Choose and book all engines a request needs."""
         roles = self.workers.main_roles(order.model, now_s)
         view = self.workers.view(roles, order.model, now_s)
-        mains = self._candidates(order, view, now_s)
+        mains = self._candidates(order, "whole", view, now_s)
         if not mains:
             return Unplaced(self._why_none(order, roles))
         if roles is not DECODE:
@@ -155,7 +156,7 @@ class Placement:
     def place_main(self, order: Order, now_s: float) -> Placed | Unplaced:
         """Choose only the engine that generates from blocks another engine has ready."""
         view = self.workers.view(DECODE, order.model, now_s)
-        mains = self._candidates(order, view, now_s)
+        mains = self._candidates(order, "decode", view, now_s)
         if not mains:
             return Unplaced(self._why_none(order, DECODE))
         booking, decision = self._book(order, self._pick(order, "decode", view, mains, now_s))
@@ -164,7 +165,7 @@ class Placement:
     def place_prefill(self, order: Order, main: Worker, now_s: float) -> Placed:
         """Choose another prefill engine for a request that is booked on the decode engine `main`; there may be none."""
         view = self.workers.view(_PREFILL, order.model, now_s)
-        prefills = self._candidates(order, view, now_s)
+        prefills = self._candidates(order, "prefill", view, now_s)
         if not prefills:
             return Placed(None, None, None, local_reason="no_prefill_engine")
         pick = self._pick(order, "prefill", view, prefills, now_s)
@@ -193,7 +194,7 @@ class Placement:
         prefill_view = self.workers.view(_PREFILL, order.model, now_s)
         if not prefill_view.workers:
             return self._place_local(order, view, mains, "no_prefill_engine", now_s)
-        prefills = self._candidates(order, prefill_view, now_s)
+        prefills = self._candidates(order, "prefill", prefill_view, now_s)
         if not prefills:
             # Prefill engines are full: queueing beats turning a decode engine into one. After a failure it does not.
             if order.excluded:
@@ -256,7 +257,7 @@ class Placement:
         reason = can_transfer(
             TransferFacts(
                 left,
-                max(capacity - target.active_tokens, 0) if capacity else None,
+                max(capacity - target.reserved_tokens, 0) if capacity else None,
                 self.links.is_usable(source.id, target.id, now_s),
                 settings.kv_bytes_per_token,
                 settings.transfer_max_bytes,
@@ -286,15 +287,23 @@ class Placement:
 
     # One choice
 
-    def _candidates(self, order: Order, view: View, now_s: float) -> Sequence[Worker]:
+    def _candidates(self, order: Order, leg: str, view: View, now_s: float) -> Sequence[Worker]:
         workers: Sequence[Worker] = view.workers
         if order.excluded:
             fresh = [worker for worker in workers if worker.key not in order.excluded]
             if fresh or not order.may_repeat:
                 workers = fresh
-        if self.workers.may_limit(now_s):
-            return self.workers.with_room(workers, now_s)
+        table, prompt = self.workers, order.prompt
+        tokens = prompt.num_tokens + self._output_tokens(order, leg)
+        if tokens > table.tally.small_tokens or table.may_limit(now_s):
+            return table.with_room(workers, now_s, prompt, tokens)
         return workers
+
+    def _output_tokens(self, order: Order, leg: str) -> int:
+        """What an answer is expected to have."""
+        if leg == "prefill":
+            return 1
+        return self.workers.lengths.expected(order.route_key, order.max_tokens)
 
     def _why_none(self, order: Order, roles: frozenset[str]) -> Failure | None:
         are_coming = self.workers.are_coming(roles, order.model)
@@ -309,9 +318,7 @@ class Placement:
         self, order: Order, leg: str, view: View, workers: Sequence[Worker], now_s: float
     ) -> _Pick:
         settings, prompt, table = self._settings, order.prompt, self.workers
-        output = (
-            1 if leg == "prefill" else table.lengths.expected(order.route_key, order.max_tokens)
-        )
+        output = self._output_tokens(order, leg)
         held = self._try_overlaps(prompt, view, workers, now_s, may_load=leg != "decode")
         need = Need(
             prompt.num_tokens,
@@ -348,6 +355,8 @@ class Placement:
             order.shown_id,
             order.route_key,
         )
+        if len(workers) < len(view.workers):
+            decision.left_out = table.left_out(view.workers, workers, order.excluded, now_s)
         if held is not None and overlaps is held.tokens:
             decision.loadable = held.loadable
             if isinstance(policy, Following):
@@ -400,7 +409,8 @@ class Placement:
         if self.policy.uses_index:
             self._expect(prompt, worker, decision.device_tokens, need.now_s)
         booking = worker.book(
-            need.prompt_tokens, uncached, need.output_tokens, need.now_s, need.recent_unit
+            *(need.prompt_tokens, uncached, need.output_tokens, need.now_s, need.recent_unit),
+            prompt,
         )
         if self.shadow is not None and decision.leg != "decode":
             self._follow(self.shadow, decision, prompt, pick.workers)

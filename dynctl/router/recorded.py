@@ -25,7 +25,7 @@ _PLAIN = (
     *("request_id", "shown_id", "unix_s", "leg", "policy", "is_fallback", "route_key", "session"),
     *("is_tokenized", "engine", "outcome", "path_reason", "cached_tokens", "counted_tokens"),
     *("output_tokens", "ttft_ms", "waited_ms", "position", "draw", "overlaps_tokens"),
-    *("link", "move_tokens", "move_bytes"),
+    *("link", "move_tokens", "move_bytes", "left_out"),
 )
 """Fields that are written as they are."""
 

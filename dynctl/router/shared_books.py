@@ -132,7 +132,7 @@ class SharedBooks:
             self._map,
             (row + 1) * 8,
             worker.active_requests - requests,
-            worker.active_tokens - tokens,
+            worker.reserved_tokens - tokens,
             worker.pending_prefill_tokens - prefill_tokens,
             worker.pending_prefills - prefills,
             worker.num_sent - sent,

@@ -15,6 +15,7 @@ from dynctl.http1.server import Exchange
 from dynctl.router.api.requests import CHAT, ApiRequest
 from dynctl.router.api.shapes import Answer
 from dynctl.router.api.streams import StreamFollower, read_answer
+from dynctl.router.bookings import Booking
 from dynctl.router.choosing import Load, Need
 from dynctl.router.decisions import Decision
 from dynctl.router.flight import Flight
@@ -26,7 +27,7 @@ from dynctl.router.policies.least_loaded import POLICY as PLAIN
 from dynctl.router.prompt import CHARS_PER_TOKEN, Prompt
 from dynctl.router.reply import Reply
 from dynctl.router.tokens import num_chars
-from dynctl.router.workers import Booking, Worker
+from dynctl.router.workers import Worker
 
 if TYPE_CHECKING:
     from dynctl.router.desk import Desk
@@ -71,7 +72,7 @@ def begin_short(
     if desk.books is not None:
         desk.books.exchange(now_s)
     need = _need(desk, request, number, now_s)
-    found = _choose(desk, model, now_s)
+    found = _choose(desk, model, need, now_s)
     if found is None:
         return False
     worker, loads, luck, position = found
@@ -106,7 +107,7 @@ def _need(desk: "Desk", request: ApiRequest, number_chars: int, now_s: float) ->
 
 
 def _choose(
-    desk: "Desk", model: str | None, now_s: float
+    desk: "Desk", model: str | None, need: _Facts, now_s: float
 ) -> tuple[Worker, list[Load], float, int] | None:
     """The less loaded of two engines drawn at random; and what it was chosen by."""
     table, draw = desk.workers, desk.rng.random
@@ -114,7 +115,7 @@ def _choose(
         return None
     workers = table.view(_AGGREGATED, model, now_s).workers
     if table.may_limit(now_s):
-        workers = table.with_room(workers, now_s)
+        workers = table.with_room(workers, now_s, None, need[0] + need[1])
     number = len(workers)
     if number > 2:
         first, second = divmod(int(draw() * number * (number - 1)), number - 1)

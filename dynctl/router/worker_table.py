@@ -4,11 +4,12 @@ Not here: an engine's own books (`workers`), choosing, clocks (times are passed 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.router.config import Settings
 from dynctl.router.prefix_index import PrefixIndex
+from dynctl.router.prompt import Prompt
 from dynctl.router.rates import OutputLengths
 from dynctl.router.workers import Joined, Tally, Worker
 
@@ -162,13 +163,43 @@ class WorkerTable:
         tally = self.tally
         return bool(tally.num_full or now_s < tally.limited_until_s or self._num_joining)
 
-    def with_room(self, workers: Sequence[Worker], now_s: float) -> list[Worker]:
-        """The engines that may take one more; slow starters only when the others have no room either."""
-        free = [worker for worker in workers if worker.has_room(now_s)]
+    def with_room(
+        self, workers: Sequence[Worker], now_s: float, prompt: Prompt | None, tokens: int
+    ) -> Sequence[Worker]:
+        """The engines that may take one more; slow starters only when the others have no room either.
+
+        It needs so many tokens of KV memory; its prompt, where that is given, may have some in common with others.
+        """
+        is_small = tokens <= self.tally.small_tokens
+        free: Sequence[Worker] = [
+            worker
+            for worker in workers
+            if worker.has_room(now_s)
+            and ((is_small and not worker.is_tight) or worker.fits(prompt, tokens, now_s))
+        ]
         if self._num_joining:
             settled = [worker for worker in free if not self._is_held_back(worker, now_s, workers)]
-            return settled or free
-        return free
+            free = settled or free
+        return free if len(free) < len(workers) else workers
+
+    def left_out(
+        self,
+        workers: Iterable[Worker],
+        taken: Iterable[Worker],
+        failed: Container[tuple[str, str]],
+        now_s: float,
+    ) -> dict[str, str]:
+        """Why engines may not take a request, by id; of those that are not among those taken. `failed` have failed it before."""
+        may, reasons = set(taken), {}
+        for worker in workers:
+            if worker in may:
+                continue
+            if worker.key in failed:
+                reasons[worker.id] = "failed_before"
+            else:
+                other = "kv_memory" if worker.joined is None else "starts_slowly"
+                reasons[worker.id] = worker.lack(now_s) or other
+        return reasons
 
     def _is_held_back(self, worker: Worker, now_s: float, workers: Sequence[Worker]) -> bool:
         joined = worker.joined

@@ -11,10 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dynctl.core.deployment import EngineInfo, EngineState
+from dynctl.router.bookings import Booking
 from dynctl.router.choosing import ROOM_PRICE, WATERMARK, Load
 from dynctl.router.config import Settings
 from dynctl.router.loading import assumed_loads, counted_ms
+from dynctl.router.prompt import Prompt
 from dynctl.router.rates import Line, Mean, Pressure
+from dynctl.router.rooms import TIGHT, Room
 
 _BREAKER_FAILURES = 5
 _BREAKER_OPEN_S = 5.0
@@ -27,6 +30,9 @@ to every request at once."""
 
 _MIN_MS_PER_TOKEN = 0.001
 """A million tokens a second: prefill that was measured as free still counts."""
+
+
+_MIN_GAP_S = 1e-4
 
 
 class Tally:
@@ -44,6 +50,7 @@ class Tally:
         "num_full",
         "prefill",
         "pressure",
+        "small_tokens",
         "unseen",
         "version",
     )
@@ -62,6 +69,9 @@ class Tally:
         self.version = 0
         """Changes when a block size or the outcome of a tokenizer check does."""
         self.num_full = 0
+        """Engines that may be without room: for one more sequence, or in their KV memory."""
+        self.small_tokens = math.inf
+        """A request of no more than that fits wherever no engine is among those."""
         self.limited_until_s = 0.0
         """Until when some engine is kept out by its breaker or by its own wish."""
 
@@ -88,9 +98,11 @@ class Worker:
     __slots__ = (
         "_block_size",
         "_is_full",
+        "_lookahead",
         "_num_stored",
         "_parity",
         "_tally",
+        "_tight_tokens",
         "active_requests",
         "active_tokens",
         "cached_load",
@@ -101,6 +113,7 @@ class Worker:
         "id",
         "info",
         "is_reachable",
+        "is_tight",
         "is_told",
         "joined",
         "last_token_s",
@@ -113,6 +126,7 @@ class Worker:
         "prefill",
         "prefill_ended_s",
         "recent",
+        "room",
         "saturated_until_s",
         "share_stored",
         "slots",
@@ -169,16 +183,24 @@ class Worker:
         """Its gaps between tokens against what is usual on all engines."""
         self.cached_load: Load | None = None
         self._is_full = False
+        self.room = Room()
         self.update(info, settings)
 
     def update(self, info: EngineInfo, settings: Settings) -> None:
         """Take newer facts about the same incarnation."""
         self.info = info
-        self.block_size = info.block_size_tokens or self.block_size
         self.capacity_tokens = info.kv_capacity_tokens
+        self._lookahead = settings.kv_lookahead_tokens
+        self.block_size = info.block_size_tokens or self.block_size
         slots, limit = info.max_num_seqs or settings.default_slots, settings.max_requests_per_engine
         self.slots = min(slots, limit) if limit else slots
+        self._resize()
         self.changed()
+
+    def _resize(self) -> None:
+        self.room.resize(self.capacity_tokens, self._block_size, self._lookahead)
+        self._tight_tokens = TIGHT * (self.room.limit_tokens or math.inf)
+        self._tally.small_tokens = min(self._tally.small_tokens, self._tight_tokens)
 
     def load(self) -> Load:
         """Its facts for a policy; kept in `cached_load` until one changes."""
@@ -190,7 +212,7 @@ class Worker:
             self.free_at_s,
             self._tally.pressure.slope * self.pace.value * self.active_requests,
             self.recent,
-            WATERMARK * capacity - self.active_tokens if capacity else math.inf,
+            WATERMARK * capacity - self.reserved_tokens if capacity else math.inf,
             capacity,
             self.active_requests,
             self.pending_prefill_tokens,
@@ -199,6 +221,24 @@ class Worker:
         # As `Load(*facts)`, in half the time: a named tuple's own constructor is Python.
         self.cached_load = load = tuple.__new__(Load, facts)
         return load
+
+    @property
+    def reserved_tokens(self) -> int:
+        """Of its KV memory; what requests share counts once, as far as it was looked at."""
+        return self.active_tokens - self.room.shared_tokens
+
+    def fits(self, prompt: Prompt | None, tokens: int, now_s: float) -> bool:
+        """Whether its KV memory has room for so many tokens, a prompt among them. An engine that does nothing takes anything."""
+        room = self.room
+        if not (self.active_requests and room.limit_tokens):
+            return True
+        shared_tokens = room.shared_tokens
+        gap_s = self._tally.pressure.gap_ms * self.pace.value / 1e3
+        elsewhere = self.active_tokens - room.booked_tokens
+        is_fit = room.fits(prompt, tokens, elsewhere, now_s, max(gap_s, _MIN_GAP_S))
+        if shared_tokens != room.shared_tokens:
+            self.cached_load = None
+        return is_fit
 
     def crowding(self) -> float:
         """How soon what is stored here pushes out what may be wanted again: the fuller its cache and the more it stores."""
@@ -209,10 +249,13 @@ class Worker:
     def changed(self) -> None:
         """Note that its books or facts have changed."""
         self.cached_load = None
-        is_full = self.active_requests >= self.slots
+        self.is_tight = self.active_tokens > self._tight_tokens
+        is_full = self.is_tight or self.active_requests >= self.slots
         if is_full != self._is_full:
             self._is_full = is_full
             self._tally.num_full += 1 if is_full else -1
+            if not is_full:
+                self.room.relax()
 
     def stored(self, num_ever: int, keep: float) -> None:
         """Take how many blocks it ever stored; what it stored before counts `keep` of what it did."""
@@ -280,6 +323,7 @@ class Worker:
         if tokens != self._block_size:
             self._block_size = tokens
             self._tally.version += 1
+            self._resize()
 
     @property
     def has_blocks(self) -> bool:
@@ -306,12 +350,20 @@ class Worker:
         return self.is_reachable and self.info.state is EngineState.READY
 
     def has_room(self, now_s: float) -> bool:
-        """Whether one more request may go there now."""
+        """Whether one more request may go there now, whatever it needs."""
         return (
             self.active_requests < self.slots
             and now_s >= self.open_until_s
             and now_s >= self.saturated_until_s
         )
+
+    def lack(self, now_s: float) -> str:
+        """Why none may; empty: one may."""
+        if self.active_requests >= self.slots:
+            return "full"
+        if now_s < self.open_until_s:
+            return "failing"
+        return "busy" if now_s < self.saturated_until_s else ""
 
     def book(
         self,
@@ -320,8 +372,9 @@ class Worker:
         output_tokens: int,
         now_s: float = 0.0,
         unit: float = 1.0,
-    ) -> "Booking":
-        """Enter a request into the books; release the booking exactly once.
+        prompt: Prompt | None = None,
+    ) -> Booking:
+        """Enter a request into the books; release the booking exactly once. With its `prompt` what it shares is known.
 
         `unit` is what a request weighs now (`worker_table`); 0 for the router's own, which are nobody's share.
         """
@@ -330,7 +383,9 @@ class Worker:
         if unit:
             self.num_sent += 1
             self.recent += unit
-        booking = Booking(self, prompt_tokens + output_tokens)
+        booking = Booking(self, prompt_tokens, output_tokens, now_s)
+        if self.room.limit_tokens:
+            self.room.enter(booking, prompt)
         self.held_tokens += uncached_tokens
         if uncached_tokens:
             booking.prefill_here(uncached_tokens, now_s)
@@ -378,72 +433,3 @@ class Joined:
         """Whether the engine had less than its bound of fair shares since then."""
         fair = (num_sent - self.num_sent) / num_workers
         return now_s >= self.until_s or worker.num_sent < 1 + _SLOW_START_SHARE * fair
-
-
-class Booking:
-    """One request's entry in one engine's books."""
-
-    __slots__ = (
-        "_prefill_ms",
-        "_prefill_tokens",
-        "_tokens",
-        "_worker",
-        "is_released",
-        "prefill_ahead_tokens",
-    )
-
-    def __init__(self, worker: Worker, tokens: int) -> None:
-        self._worker = worker
-        self._tokens = tokens
-        self._prefill_tokens = 0
-        self._prefill_ms = 0.0
-        self.is_released = False
-        self.prefill_ahead_tokens = worker.pending_prefill_tokens
-        """Tokens the engine had to prefill when this was booked, its own included."""
-
-    @property
-    def worker(self) -> Worker:
-        """Whose books these are."""
-        return self._worker
-
-    @property
-    def has_prefill(self) -> bool:
-        """Whether a prefill of this request still counts here."""
-        return self._prefill_tokens > 0
-
-    def prefill_here(self, tokens: int, now_s: float) -> None:
-        """Take on a prefill."""
-        worker = self._worker
-        self._prefill_ms += worker.prefill.at(tokens)
-        self._prefill_tokens += tokens
-        worker.pending_prefill_tokens += tokens
-        worker.pending_prefills += 1
-        worker.free_at_s = max(worker.free_at_s, now_s) + self._prefill_ms / 1e3
-        worker.cached_load = None
-        self.prefill_ahead_tokens = worker.pending_prefill_tokens
-
-    def prefill_ended(self, now_s: float | None = None) -> None:
-        """Note that nothing of this request waits for prefill any more; with a time: since its first token came then."""
-        if not self._prefill_tokens:
-            return
-        worker = self._worker
-        worker.pending_prefill_tokens -= self._prefill_tokens
-        worker.pending_prefills -= 1
-        if now_s is None:
-            worker.free_at_s -= self._prefill_ms / 1e3
-        else:
-            # What is left is counted from here, so that a wrong guess does not last.
-            base, slope = worker.prefill.base, worker.prefill.slope
-            left_ms = worker.pending_prefills * base + worker.pending_prefill_tokens * slope
-            worker.free_at_s = now_s + left_ms / 1e3
-            worker.prefill_ended_s = now_s
-        self._prefill_tokens = 0
-        self._prefill_ms = 0.0
-        worker.cached_load = None
-
-    def release(self) -> None:
-        """Take the request out of the books."""
-        assert not self.is_released, "a booking is released once"
-        self.is_released = True
-        self.prefill_ended()
-        self._worker.released(self._tokens)
