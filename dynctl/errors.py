@@ -69,6 +69,10 @@ class CommandError(DynctlError):
     """Raised when a command on a host ran and failed."""
 
 
+class MissingFileError(CommandError):
+    """Raised when a file on a host does not exist; one that may not be read is another matter."""
+
+
 class UnknownOutcomeError(DynctlError):
     """Raised when a connection was lost mid-command, so that nobody knows whether it took effect."""
 

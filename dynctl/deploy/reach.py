@@ -7,7 +7,7 @@ from dynctl.agents.client import AgentClient
 from dynctl.core.inventory import HostEntry, Inventory
 from dynctl.core.snapshot import HostSnapshot
 from dynctl.deploy.places import place_of
-from dynctl.errors import CommandError, ConnectError, DynctlError
+from dynctl.errors import CommandError, ConnectError, DynctlError, MissingFileError
 from dynctl.remote.fleet import Fleet
 from dynctl.remote.port import Remote
 
@@ -25,14 +25,17 @@ async def agent_socket(entry: HostEntry, remote: Remote, inventory: Inventory) -
 
     Raises:
         NotHereError: when dynctl is not on that host.
+        CommandError: when what is there cannot be read.
     """
     root = place_of(entry, inventory, remote.home).root
     try:
         return (await remote.get(f"{root}/agent.socket-path", 4096)).decode().strip()
-    except CommandError as error:
+    except MissingFileError as error:
         raise NotHereError(
             f"{entry.name}: no agent of cluster {inventory.cluster} here", "dynctl up starts one"
         ) from error
+    except CommandError as error:
+        raise CommandError(error.message, f"who owns {root} there?") from error
 
 
 @asynccontextmanager

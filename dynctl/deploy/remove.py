@@ -11,7 +11,7 @@ from dynctl.deploy.observe import PROGRAM_TIMEOUT_S, Seat, call
 from dynctl.deploy.places import place_of
 from dynctl.deploy.reach import NoAgentError, open_agent
 from dynctl.deploy.steps import Tell
-from dynctl.errors import CommandError, DeployError, DynctlError
+from dynctl.errors import DeployError, DynctlError, MissingFileError
 from dynctl.remote.fleet import Fleet
 from dynctl.remote.port import Remote
 
@@ -100,10 +100,10 @@ async def _left_behind(entry: HostEntry, remote: Remote, inventory: Inventory) -
     place = place_of(entry, inventory, remote.home)
     try:
         launch = json.loads(await remote.get(f"{place.root}/launch.json", 65536))
-    except CommandError:
+    except MissingFileError:
         try:
             await remote.get(f"{place.root}/.dynctl-root", 4096)
-        except CommandError:
+        except MissingFileError:
             return None
         return Seat(entry, place, entry.python or "python3", "none"), None
     bundle = str(launch["bundle_path"]).rsplit("/", 1)[-1]

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 from dynctl.core.command import Command, Completed
-from dynctl.errors import CommandError, ConnectError, DynctlError
+from dynctl.errors import CommandError, ConnectError, DynctlError, MissingFileError
 from dynctl.remote.port import check_command, expand
 
 Answer = bytes | Completed | DynctlError | Callable[[Command], "bytes | Completed"]
@@ -65,7 +65,7 @@ class FakeRemote:
         """Return a content of `files`."""
         where = expand(self.home, path)
         if where not in self.files:
-            raise CommandError(f"{self.name}: cannot read {where}: No such file or directory")
+            raise MissingFileError(f"{self.name}: cannot read {where}: No such file or directory")
         if len(self.files[where]) > max_bytes:
             raise CommandError(f"{self.name}: {where} is larger than {max_bytes} bytes")
         return self.files[where]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dynctl.core.command import Command, Completed
 from dynctl.core.text import clean
-from dynctl.errors import CommandError, ConnectError, UnknownOutcomeError
+from dynctl.errors import CommandError, ConnectError, MissingFileError, UnknownOutcomeError
 from dynctl.remote.port import MAX_LINE_BYTES, MAX_OUTPUT_BYTES, check_command, expand, tail
 
 _CHUNK_BYTES = 1024**2
@@ -57,7 +57,9 @@ class LocalRemote:
         try:
             content = await asyncio.to_thread(_read, source, max_bytes + 1)
         except OSError as error:
-            raise CommandError(f"{self.name}: cannot read {source}: {error.strerror}") from error
+            is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+            kind = MissingFileError if is_missing else CommandError
+            raise kind(f"{self.name}: cannot read {source}: {error.strerror}") from error
         if len(content) > max_bytes:
             raise CommandError(f"{self.name}: {source} is larger than {max_bytes} bytes")
         return content

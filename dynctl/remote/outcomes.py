@@ -16,9 +16,10 @@ def raise_any_failure(results: Mapping[str, object]) -> None:
     Raises:
         DynctlError: names each failed host with its cause; exits with the worst of their codes.
     """
-    failures = failures_of(results)
-    if failures:
-        causes = list(failures.values())
+    causes = list(failures_of(results).values())
+    if len(causes) == 1:
+        raise causes[0]
+    if causes:
         raise DynctlError(_lines(causes), _hint(causes), code=_worst(causes))
 
 
@@ -42,11 +43,20 @@ def raise_host_failures(results: Mapping[str, object], what: str) -> None:
 
 
 def _lines(causes: Sequence[DynctlError]) -> str:
-    return "\n  ".join(error.message for error in causes)
+    """One line per host; where next steps differ, each stands below the last host it is for."""
+    lines = []
+    for error, following in zip(causes, [*causes[1:], None], strict=True):
+        lines.append(error.message)
+        is_last = following is None or following.hint != error.hint
+        if error.hint and is_last and _hint(causes) is None:
+            lines.append(f"  {error.hint}")
+    return "\n  ".join(lines)
 
 
 def _hint(causes: Sequence[DynctlError]) -> str | None:
-    return next((error.hint for error in causes if error.hint), None)
+    """The next step, when there is one for all."""
+    hints = {error.hint for error in causes if error.hint}
+    return hints.pop() if len(hints) == 1 else None
 
 
 def _worst(causes: Sequence[DynctlError]) -> ExitCode:

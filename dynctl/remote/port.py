@@ -58,7 +58,8 @@ class Remote(Protocol):
         """Read a file of at most `max_bytes`.
 
         Raises:
-            CommandError: when it is missing, unreadable or larger.
+            MissingFileError: when there is none.
+            CommandError: when it is unreadable or larger.
         """
 
     def lines(self, command: Command) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:

@@ -19,7 +19,7 @@ import asyncssh
 
 from dynctl.core.command import Command, Completed
 from dynctl.core.text import clean
-from dynctl.errors import CommandError, ConnectError, UnknownOutcomeError
+from dynctl.errors import CommandError, ConnectError, MissingFileError, UnknownOutcomeError
 from dynctl.remote.connect import Connector, Link
 from dynctl.remote.port import MAX_OUTPUT_BYTES, expand, tail
 from dynctl.remote.routes import Hop
@@ -32,6 +32,8 @@ _HOST_LIMIT_AFTER_S = 5
 """Later than our own time limit the host ends a command by itself: when the link was lost, or where a server gives commands
 no session of their own, so that we cannot end one that ignores a signal."""
 
+_MISSING = ("No such file or directory", "Not a directory")
+"""What `head` says in the end; the locale is ours."""
 _CHUNK_BYTES = 256 * 1024
 _SLOWEST_BYTES_S = 100 * 1024
 _SOCKET_TIMEOUT_S = 10.0
@@ -117,7 +119,9 @@ class SshRemote:
         source = expand(self.home, path)
         done = await self.run(Command(("head", "-c", str(max_bytes + 1), "--", source)))
         if not done.is_ok:
-            raise CommandError(f"{self.name}: cannot read {source}: {clean(tail(done.stderr))}")
+            said = clean(tail(done.stderr))
+            kind = MissingFileError if said.endswith(_MISSING) else CommandError
+            raise kind(f"{self.name}: cannot read {source}: {said}")
         if len(done.stdout) > max_bytes:
             raise CommandError(f"{self.name}: {source} is larger than {max_bytes} bytes")
         return done.stdout

@@ -17,7 +17,7 @@ from dynctl.deploy.lock import hold_locks
 from dynctl.deploy.observe import Seat, call
 from dynctl.deploy.onhost import lock as onhost_lock
 from dynctl.deploy.places import Place
-from dynctl.errors import ConnectError, DynctlError, ExitCode, UnknownOutcomeError
+from dynctl.errors import CommandError, ConnectError, DynctlError, ExitCode, UnknownOutcomeError
 from dynctl.remote.fleet import Fleet
 from dynctl.remote.local import LocalRemote
 
@@ -322,3 +322,16 @@ def test_up_changes_nothing_where_one_lock_could_not_be_asked(hosts, ups, monkey
 
     assert ups.sent == []
     assert [holder_of(hosts.root(name)) for name in "ac"] == [None, None]
+
+
+def test_a_file_that_cannot_be_read_is_not_taken_for_a_missing_one(hosts, monkeypatch):
+    hosts.put("a")
+    denied = CommandError("a: cannot read launch.json: Permission denied")
+
+    async def get(self, path, max_bytes):
+        raise denied
+
+    monkeypatch.setattr(type(hosts.remotes["a"]), "get", get)
+
+    assert hosts.down()["a"] is denied
+    assert hosts.root("a").exists()

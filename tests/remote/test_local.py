@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from dynctl.core.command import Command
-from dynctl.errors import CommandError, ConnectError, UnknownOutcomeError
+from dynctl.errors import CommandError, ConnectError, MissingFileError, UnknownOutcomeError
 from dynctl.remote.local import LocalRemote
 
 REMOTE = LocalRemote()
@@ -146,7 +146,7 @@ def test_get_reads_up_to_a_limit(tmp_path):
     assert asyncio.run(REMOTE.get(str(file), 5)) == b"12345"
     with pytest.raises(CommandError, match="larger than 4"):
         asyncio.run(REMOTE.get(str(file), 4))
-    with pytest.raises(CommandError, match="No such file"):
+    with pytest.raises(MissingFileError, match="No such file"):
         asyncio.run(REMOTE.get(str(tmp_path / "none"), 4))
 
 

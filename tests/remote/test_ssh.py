@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dynctl.core.command import Command
-from dynctl.errors import CommandError, ConnectError, UnknownOutcomeError
+from dynctl.errors import CommandError, ConnectError, MissingFileError, UnknownOutcomeError
 from dynctl.remote.fleet import open_fleet
 
 
@@ -220,7 +220,7 @@ def test_put_onto_a_directory_and_get_of_nothing_are_named(sshd, home, tmp_path)
     async def work(remote):
         with pytest.raises(CommandError, match="is a directory"):
             await remote.put(str(tmp_path), b"x")
-        with pytest.raises(CommandError, match="No such file"):
+        with pytest.raises(MissingFileError, match="No such file"):
             await remote.get(str(tmp_path / "none"), 10)
         await remote.put(str(tmp_path / "f"), b"12345")
         with pytest.raises(CommandError, match="larger than 4"):
