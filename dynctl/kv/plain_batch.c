@@ -8,9 +8,13 @@
 
 enum { HASHES, PARENT, IDS, SIZE, LORA_ID, MEDIUM, LORA_NAME, EXTRA_KEYS, GROUP, KIND, NUM_FIELDS };
 
-static const char *const names[NUM_FIELDS] = {
-    "block_hashes", "parent_block_hash", "token_ids",  "block_size", "lora_id",
-    "medium",       "lora_name",         "extra_keys", "group_idx",  "kv_cache_spec_kind",
+#define NAMED(text) {text, sizeof text - 1}
+static const struct {
+    const char *text;
+    size_t length;
+} names[NUM_FIELDS] = {
+    NAMED("block_hashes"), NAMED("parent_block_hash"), NAMED("token_ids"),  NAMED("block_size"), NAMED("lora_id"),
+    NAMED("medium"),       NAMED("lora_name"),         NAMED("extra_keys"), NAMED("group_idx"),  NAMED("kv_cache_spec_kind"),
 };
 static const int of_removed[] = {HASHES, MEDIUM, GROUP}; /* in their order as an array; of stored blocks it is as above */
 static PyObject *array_type, *stored_type, *removed_type, *cleared_type, *gpu, *device_group, *no_group;
@@ -218,7 +222,7 @@ static int take_name(Reader *r, int is_stored)
     if (!take_text(r, &text, &length))
         return -1;
     for (int name = 0; name < NUM_FIELDS; name++)
-        if (strlen(names[name]) == length && !memcmp(names[name], text, length))
+        if (names[name].length == length && !memcmp(names[name].text, text, length))
             return is_stored || name == HASHES || name == MEDIUM || name == GROUP ? name : -1;
     return -1;
 }

@@ -165,7 +165,8 @@ class BlockTracker:
         if event.group_idx != self._group and not self._takes_group(event):
             self.counts.num_other_group += 1
             return
-        medium = medium_of(event.medium)
+        # Nearly all are of the device: to call what is not compiled costs as much as the rest of a small event.
+        medium = DEVICE if event.medium == "GPU" else medium_of(event.medium)
         if medium != DEVICE:
             self._medium(medium).store(event)
             return
@@ -389,7 +390,8 @@ class BlockTracker:
         return below
 
     def _remove(self, event: BlockRemoved) -> None:
-        group, medium = event.group_idx, medium_of(event.medium)
+        group = event.group_idx
+        medium = DEVICE if event.medium == "GPU" else medium_of(event.medium)
         is_named = medium == DEVICE or group != NO_GROUP
         if is_named and group != self._group and (group or self._group > 0):
             self.counts.num_other_group += 1
