@@ -3,6 +3,7 @@
 import random
 import re
 
+import pytest
 from router_bench import until
 from router_relays import relayed, talk
 from router_sims import Sim, prompt_of, routed_sims, told
@@ -43,6 +44,7 @@ def test_engines_are_counted_by_what_is_known_of_their_caches():
     assert now() == {"reading": 1, "doubtful": 1, "untold": 1}
 
 
+@pytest.mark.source
 def test_a_cache_is_being_read_until_its_snapshot_is_whole_and_requests_go_on(
     run, tls, short_dir, monkeypatch
 ):

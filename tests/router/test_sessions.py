@@ -28,6 +28,7 @@ def load(name, active=0, pending=0):
         "prefill_ms_per_token": 0.1,
         "uncached_ms_per_token": 0.1,
         "room_tokens": 1e9,
+        "capacity_tokens": 0,
         "active_requests": active,
         "pending_prefill_tokens": pending,
     }
