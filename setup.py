@@ -11,12 +11,12 @@ from setuptools import Extension, setup
 
 COMPILED = {
     "dynctl/agents/relay": "forward metrics relay",
-    "dynctl/http1": "body call connection exchange guard message server_connection sse tls_reads upstream",
+    "dynctl/http1": "body call connection exchange guard message request server server_connection sse tls_reads upstream",
     "dynctl/kv": "hashing orphans runs slower tracker",
-    "dynctl/router": "admission bookings choosing deadlines desk expected fallback flight forks handoff hits hot ledger legs loading "
-    "metrics orders overlaps placement prefix_index prompt rates reply rooms route_keys server short_flight text_blocks transfer_cost units verdicts "
-    "warming worker_table workers",
-    "dynctl/router/api": "answers keys requests streams",
+    "dynctl/router": "admission afterwards bookings choosing deadlines desk expected fallback flight forks handoff hits hot ledger legs "
+    "loading metrics orders overlaps placement prefix_index prompt rates reply rooms route_keys server short_flight text_blocks "
+    "transfer_cost units verdicts warming worker_table workers",
+    "dynctl/router/api": "answers keys known_bodies requests streams",
     "dynctl/router/policies": "kv least_loaded prefix random round_robin",
     "dynctl/router/sources": "feed route",
 }

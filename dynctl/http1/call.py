@@ -5,7 +5,7 @@ IO: none of its own; a call reaches its connection.
 """
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from dynctl.errors import DynctlError
 from dynctl.http1.message import Header
@@ -56,7 +56,7 @@ class _Nobody:
         """Ignore it."""
 
 
-_NOBODY = _Nobody()
+_NOBODY: Final = _Nobody()
 
 
 class Call:

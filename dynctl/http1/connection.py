@@ -6,7 +6,7 @@ IO: sockets (through asyncio transports).
 
 import asyncio
 import re
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from dynctl.http1.call import Call
     from dynctl.http1.upstream import Upstream
 
-MAX_INTERIM_RESPONSES = 10
-_MAX_JOINED_BYTES = 64 * 1024
-_MAX_LENGTH_DIGITS = 15
-_LENGTH = re.compile(rb"\r\ncontent-length: (\d{1,15})\r\n", re.IGNORECASE)
+MAX_INTERIM_RESPONSES: Final = 10
+_MAX_JOINED_BYTES: Final = 64 * 1024
+_MAX_LENGTH_DIGITS: Final = 15
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: (\d{1,15})\r\n", re.IGNORECASE)
 
 
 class KnownAnswer:

@@ -5,7 +5,7 @@ IO: sockets (through the connection).
 """
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dynctl.http1.message import Header, field_lines, status_line
 from dynctl.http1.request import Request
@@ -13,7 +13,7 @@ from dynctl.http1.request import Request
 if TYPE_CHECKING:
     from dynctl.http1.server_connection import ServerConnection
 
-_MAX_JOINED_BYTES = 64 * 1024
+_MAX_JOINED_BYTES: Final = 64 * 1024
 """Bodies up to this size are joined with their head into one write."""
 
 
@@ -91,6 +91,15 @@ class Exchange:
             connection.send(head)
             connection.send(body)
         self._end()
+
+    @property
+    def kept(self) -> object | None:
+        """What the handler remembers of this client, as long as the connection lasts."""
+        return self._connection.kept
+
+    @kept.setter
+    def kept(self, value: object | None) -> None:
+        self._connection.kept = value
 
     @property
     def unsent_bytes(self) -> int:

@@ -8,30 +8,30 @@ Pure.
 
 import re
 import string
-from collections.abc import Callable
+from typing import Final
 
 import httptools
 
 from dynctl.http1.message import Header
 from dynctl.http1.request import Request
 
-MAX_TARGET_BYTES = 8 * 1024
-MAX_FIELDS = 100
+MAX_TARGET_BYTES: Final = 8 * 1024
+MAX_FIELDS: Final = 100
 
-_METHODS = {
+_METHODS: Final = {
     name.encode(): name for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")
 }
-_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_VERSION = re.compile(rb"HTTP/\d(?:\.\d)?")
-_BARE_LF = re.compile(rb"(?<!\r)\n")
-_PERCENT = re.compile(rb"%([0-9A-Fa-f]{2})")
-_DOT_SEGMENT = re.compile(r"/\.{1,2}(?:/|$)")
-_HOST_BYTES = (string.ascii_letters + string.digits + "-._~%:[]!$&'()*+,;=").encode()
-_TARGET_BYTES = bytes(range(0x21, 0x7F))
-_SPECIAL = frozenset(
+_TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_VERSION: Final = re.compile(rb"HTTP/\d(?:\.\d)?")
+_BARE_LF: Final = re.compile(rb"(?<!\r)\n")
+_PERCENT: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
+_DOT_SEGMENT: Final = re.compile(r"/\.{1,2}(?:/|$)")
+_HOST_BYTES: Final = (string.ascii_letters + string.digits + "-._~%:[]!$&'()*+,;=").encode()
+_TARGET_BYTES: Final = bytes(range(0x21, 0x7F))
+_SPECIAL: Final = frozenset(
     (b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"upgrade")
 )
-_GUARDED = _SPECIAL | {
+_GUARDED: Final = _SPECIAL | {
     b"authorization",
     b"cookie",
     b"keep-alive",
@@ -43,11 +43,11 @@ _GUARDED = _SPECIAL | {
 }
 """Names that decide framing, rights or hops: an underscore must not imitate them."""
 _KNOWN_TARGETS: dict[bytes, tuple[str, bytes]] = {}
-_MAX_KNOWN_TARGETS = 256
-_MAX_LENGTH_DIGITS = 15
-_MAX_ID_BYTES = 128
-_ID_BYTES = (string.ascii_letters + string.digits + "-._:").encode()
-_CHANGING = re.compile(
+_MAX_KNOWN_TARGETS: Final = 256
+_MAX_LENGTH_DIGITS: Final = 15
+_MAX_ID_BYTES: Final = 128
+_ID_BYTES: Final = (string.ascii_letters + string.digits + "-._:").encode()
+_CHANGING: Final = re.compile(
     rb"\r\n(?:content-length:[ \t]*(\d{1,15})|x-request-id:[ \t]*([\w.:-]{1,128}))(?=\r\n)",
     re.IGNORECASE,
 )
@@ -84,7 +84,7 @@ class KnownHead:
     long as the connection lasts.
     """
 
-    __slots__ = ("_again", "_before", "_gaps")
+    __slots__ = ("_before", "_gaps", "_request")
 
     def __init__(self, head: bytes, request: Request) -> None:
         """`request` is what `head` was read as, still without a body."""
@@ -101,14 +101,13 @@ class KnownHead:
         ]
         """What changes, whether it is the length, and what stands behind it."""
         request.header(b"")  # every copy shares the look-up
-        copy: Callable[[], Request] = request.__copy__  # type: ignore[attr-defined] # left out in msgspec's stubs
-        self._again: Callable[[], Request] = copy().__copy__  # type: ignore[attr-defined]
+        self._request = request.again()
 
     def read(self, data: bytes, max_body_bytes: int) -> tuple[Request, int] | None:
         """The request whose head `data` begins with, and where that ends; None when it is any other head, or not all there."""
         if not data.startswith(self._before):
             return None
-        request = self._again()
+        request = self._request.again()
         at = len(self._before)
         for is_length, behind in self._gaps:
             end = data.find(b"\r", at, at + _MAX_ID_BYTES + 1)

@@ -3,16 +3,17 @@
 import http
 import json
 from collections.abc import Iterable
+from typing import Final
 
 Header = tuple[bytes, bytes]
 """Name in lower case, value; space after the value may remain, see `request.Request.header`."""
 
-_STATUS_LINES = {
+_STATUS_LINES: Final = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode("ascii"))
     for status in http.HTTPStatus
 }
 
-HOP_BY_HOP = frozenset(
+HOP_BY_HOP: Final = frozenset(
     (
         b"connection",
         b"keep-alive",
@@ -28,7 +29,7 @@ HOP_BY_HOP = frozenset(
 )
 """Fields that concern one connection only. Source: RFC 9110 section 7.6.1."""
 
-_NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+_NOT_FORWARDED: Final = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 
 
 class Rejection:

@@ -10,10 +10,11 @@ import resource
 import socket
 import ssl as tls
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from dynctl.http1.exchange import Exchange
 from dynctl.http1.message import Rejection
@@ -118,7 +119,7 @@ class Server:
     @property
     def descriptors(self) -> list[int]:
         """Of the listening sockets."""
-        return [one.fileno() for one in self._listener.sockets] if self._listener else []
+        return [one.fileno() for one in _sockets_of(self._listener)] if self._listener else []
 
     def stop_listening(self) -> None:
         """Accept no more connections; those there are go on, each told with its next answer to connect anew."""
@@ -196,7 +197,7 @@ class Server:
         if unix_path is not None:
             self._unix_inode = unix_path.stat().st_ino
         else:
-            self.port = listener.sockets[0].getsockname()[1]
+            self.port = _sockets_of(listener)[0].getsockname()[1]
 
     def _close_listener(self) -> None:
         """Accept nobody from now on."""
@@ -243,6 +244,12 @@ def raise_file_limit() -> int:
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
+
+
+def _sockets_of(listener: asyncio.Server) -> Sequence[socket.socket]:
+    """Of any event loop: asyncio gives a tuple, uvloop a list."""
+    found: Sequence[socket.socket] = cast("Any", listener).sockets
+    return found
 
 
 async def serve(

@@ -7,7 +7,7 @@ IO: sockets (through asyncio transports).
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from dynctl.http1.body import ChunkedBody, LengthBody
 from dynctl.http1.exchange import Exchange
@@ -24,9 +24,13 @@ from dynctl.http1.request import Request
 if TYPE_CHECKING:
     from dynctl.http1.server import Server
 
-_HEAD, _BODY, _BUSY, _LINGER, _CLOSED = range(5)
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_MAX_LINGER_BYTES = 64 * 1024 * 1024
+_HEAD: Final = 0
+_BODY: Final = 1
+_BUSY: Final = 2
+_LINGER: Final = 3
+_CLOSED: Final = 4
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_MAX_LINGER_BYTES: Final = 64 * 1024 * 1024
 
 
 class ServerConnection(asyncio.Protocol):
@@ -48,6 +52,7 @@ class ServerConnection(asyncio.Protocol):
         "_request",
         "_transport",
         "deadline_s",
+        "kept",
         "server",
     )
 
@@ -55,6 +60,8 @@ class ServerConnection(asyncio.Protocol):
         self.server = server
         self.deadline_s = math.inf
         """Loop time at which the sweep calls `expire`."""
+        self.kept: object | None = None
+        """What the handler remembers of its client."""
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._phase = _HEAD
         self._pending = bytearray()

@@ -5,16 +5,17 @@ Pure.
 """
 
 import re
+from typing import Final
 
 from dynctl.errors import DynctlError
 
-MAX_EVENT_BYTES = 1024 * 1024
+MAX_EVENT_BYTES: Final = 1024 * 1024
 
 # A line ends in CR LF, LF or CR; a CR at the end of the input may still become CR LF, so it waits.
-_LINE_END = rb"(?:\r\n|\n|\r(?=[^\n]))"
-_BORDER = re.compile(_LINE_END + _LINE_END)
-_LONGEST_BORDER_BYTES = 4
-_TOO_LONG = f"a server-sent event is longer than {MAX_EVENT_BYTES} bytes"
+_LINE_END: Final = rb"(?:\r\n|\n|\r(?=[^\n]))"
+_BORDER: Final = re.compile(_LINE_END + _LINE_END)
+_LONGEST_BORDER_BYTES: Final = 4
+_TOO_LONG: Final = f"a server-sent event is longer than {MAX_EVENT_BYTES} bytes"
 
 
 class EventTooLongError(DynctlError):

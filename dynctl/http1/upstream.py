@@ -10,7 +10,7 @@ import ssl as tls
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 from dynctl.core.text import reason
 from dynctl.http1.call import Call, ResponseSink, UpstreamError
@@ -28,8 +28,8 @@ __all__ = [
     "UpstreamLimits",
 ]
 
-_SWEEP_S = 0.5
-_SAFE_METHODS = frozenset(("GET", "OPTIONS"))
+_SWEEP_S: Final = 0.5
+_SAFE_METHODS: Final = frozenset(("GET", "OPTIONS"))
 """May be sent again when a pooled connection turns out to be closed. Source: RFC 9110 9.2.2."""
 
 

@@ -25,6 +25,7 @@ _POLICY = re.compile(r"[a-z_]{1,40}")
 
 def answer(desk: "Desk", method: str, path: str, query: bytes) -> tuple[int, bytes] | Failure:
     """Answer one request; a failure says why not."""
+    desk.afterwards.keep()
     args = urllib.parse.parse_qs(query.decode("ascii", "replace"))
     match (method, path):
         case ("GET", "/decisions"):

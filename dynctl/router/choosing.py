@@ -5,13 +5,13 @@ was recorded of it, bit for bit. Booking and recording are the caller's. Not her
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-ROOM_PRICE = 1.0
+ROOM_PRICE: Final = 1.0
 """What the room costs that uncached tokens take in a full cache, in their own prefills, where as much is stored as in the
 mean: what is pushed out may have been wanted again. Less where there is room yet. Tuned: benchmarks/balance.py."""
 
-WATERMARK = 0.7
+WATERMARK: Final = 0.7
 """Share of KV memory in use from which an engine gets dearer. Source: operating practice."""
 
 

@@ -9,7 +9,7 @@ import logging
 import random
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dynctl import registry
 from dynctl.core.kv_links import LinkClasses
@@ -17,6 +17,7 @@ from dynctl.core.text import clean
 from dynctl.http1.request import Request
 from dynctl.router import index_progress
 from dynctl.router.admission import RetryBudget, WaitingLine
+from dynctl.router.afterwards import Afterwards
 from dynctl.router.alarms import Alarms
 from dynctl.router.api.answers import Failure
 from dynctl.router.api.keys import Keys
@@ -48,14 +49,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dynctl.router")
 
-_TICK_S = 0.1
-_CHECK_EVERY = 5
+_TICK_S: Final = 0.1
+_CHECK_EVERY: Final = 5
 """Deadlines of running requests are looked at every half second."""
 
-_PROBE_EVERY = 10
+_PROBE_EVERY: Final = 10
 
-_IS_COMPILED = not __file__.endswith(".py")
-_GENERATING = frozenset(("decode", "aggregated"))
+_IS_COMPILED: Final = not __file__.endswith(".py")
+_GENERATING: Final = frozenset(("decode", "aggregated"))
 
 
 class Desk:
@@ -70,8 +71,12 @@ class Desk:
         settings = config.settings
         self.config = config
         self.settings = settings
+        self.short_request_chars = settings.short_request_chars
+        self._served_names = frozenset(config.served_names)
         self.loop = asyncio.get_running_loop()
+        self.now_s = self.loop.time
         self.rng = rng or random.Random()  # noqa: S311 - spreads load, guards nothing
+        self.draw = self.rng.random
         self.metrics = Metrics()
         self.hashers = Hashers(config.block_hash_seed)
         self.tokens = PromptTokens(tokenizer, settings)
@@ -84,6 +89,7 @@ class Desk:
         self.fleet = Fleet(
             self.workers, self.index, self.metrics, self.pump_soon, self.probes.notes
         )
+        self.routes = self.fleet.routes
         self.first_events = FirstEvents(
             self.workers, self.index, self.probes.notes, asks=settings.probe_s > 0
         )
@@ -107,6 +113,7 @@ class Desk:
         self.flights: set[Flight | ShortFlight] = set()
         self.max_flights = settings.max_concurrent_requests
         """In all processes of the port; 0: no limit."""
+        self.afterwards = Afterwards(self.loop)
         self.is_draining = False
         self.books: SharedBooks | None = None
         """Set where other processes serve the same port."""
@@ -127,6 +134,7 @@ class Desk:
                     await self._emptied.wait()
             except TimeoutError:
                 log.warning("%d requests are cut at the end of the drain", len(self.flights))
+        self.afterwards.close()
         for flight in tuple(self.flights):
             flight.cut()
         self._timer.cancel()
@@ -147,14 +155,13 @@ class Desk:
         Raises:
             KeyError: when nobody serves it.
         """
-        if self.config.served_names:
-            if name not in self.config.served_names:
+        if self._served_names:
+            if name not in self._served_names:
                 raise KeyError(name)
             return None
-        for worker in self.workers.all():
-            if worker.info.model == name:
-                return name
-        raise KeyError(name)
+        if not self.workers.knows(name):
+            raise KeyError(name)
+        return name
 
     def models(self) -> dict[str, int]:
         """Names clients may ask for, to the longest context all their engines take (0: not known)."""
@@ -219,6 +226,12 @@ class Desk:
         if not self.flights:
             self._emptied.set()
 
+    def answered(self, short: "ShortFlight") -> None:
+        """Keep the books of a request whose client has its answer: soon, unless somebody waits for what they say."""
+        self.afterwards.add(short)
+        if len(self.line) or self.books is not None:
+            self.afterwards.keep()
+
     # The queue
 
     def must_wait(self, flight: "Flight") -> bool:
@@ -269,6 +282,7 @@ class Desk:
 
     def _tick(self) -> None:
         self._timer = self.loop.call_later(_TICK_S, self._tick)
+        self.afterwards.keep()
         now_s = self.loop.time()
         if self.books is not None:
             self.books.exchange(now_s)
@@ -319,6 +333,7 @@ class Desk:
 
     def exposition(self) -> bytes:
         """All metrics as Prometheus text."""
+        self.afterwards.keep()
         return self.metrics.exposition(self._gauges())
 
     def _gauges(self) -> Iterable[str]:

@@ -122,19 +122,20 @@ class Flight:
         self._enter()
         self._desk.tokens.submit(self.request, self._on_tokens)
 
-    def adopt(
-        self, prompt: Prompt, placed: Placed, call: Call, sent_s: float, reply: Reply | None
-    ) -> None:
-        """Go on from where a short request has got: placed, sent once; with a `reply`, its first events are with the client."""
+    def adopt(self, prompt: Prompt, placed: Placed, call: Call, sent_s: float) -> None:
+        """Go on from where a short request has got: placed, and sent once."""
         self._enter()
-        self._reply = reply or self._reply
         self._prompt = prompt
         self._ledger.arrived_s = self._ledger.sent_s = sent_s
         self._ledger.placed(placed, "short", time.time())
-        self._call = call
-        self._num_sent = 1
+        self._call, self._num_sent = call, 1
         self._handoff.started()
         self._handoff.placed(has_prefill=False)
+
+    def follow(self, reply: Reply, num_tokens: int, now_s: float) -> None:
+        """Go on with a stream whose first events are with the client, since then."""
+        self._reply = reply
+        self._note_tokens(num_tokens, now_s)
 
     def _enter(self) -> None:
         exchange = self._exchange
@@ -214,22 +215,21 @@ class Flight:
     def on_events(self, out: bytes, num_tokens: int) -> None:
         """Take events for the client; the first time there is a token among them."""
         if not self.is_over:
-            self._note_tokens(num_tokens)
+            self._note_tokens(num_tokens, self._desk.now_s())
             self._reply.write(out)
 
     def on_stream_done(self, out: bytes, num_tokens: int, usage: Usage | None) -> None:
         """Take the last events of a stream, which ended properly."""
         if self.is_over:
             return
-        self._note_tokens(num_tokens)
+        self._note_tokens(num_tokens, self._desk.now_s())
         # They leave in one write with the end.
         self._body = out
         self._ledger.answered(Leg.MAIN, usage)
         self._ledger.ended()
         self._do(self._handoff.ended())
 
-    def _note_tokens(self, num_tokens: int) -> None:
-        now_s = self._desk.loop.time()
+    def _note_tokens(self, num_tokens: int, now_s: float) -> None:
         if self._handoff.phase is Phase.MAIN:
             self._do(self._handoff.first_byte())
             self._reply.stream()

@@ -1,6 +1,6 @@
 """Receives one leg's answer: a stream followed event by event, anything else collected whole. IO: none of its own."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dynctl.http1.message import Header
 from dynctl.http1.upstream import UpstreamError
@@ -11,8 +11,8 @@ from dynctl.router.verdicts import judge
 if TYPE_CHECKING:
     from dynctl.router.flight import Flight
 
-MAX_ANSWER_BYTES = 64 * 1024**2
-_MAX_ERROR_BYTES = 64 * 1024
+MAX_ANSWER_BYTES: Final = 64 * 1024**2
+_MAX_ERROR_BYTES: Final = 64 * 1024
 
 
 class LegSink:

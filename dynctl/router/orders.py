@@ -1,11 +1,13 @@
 """What a request says about how it is to be placed. Pure."""
 
+from typing import Final
+
 from dynctl.http1.request import Request
 from dynctl.router.api.requests import ApiRequest
 from dynctl.router.turns import CLASSES, NORMAL
 
-_MAX_DEADLINE_DIGITS = 9
-_MAX_SESSION_BYTES = 128
+_MAX_DEADLINE_DIGITS: Final = 9
+_MAX_SESSION_BYTES: Final = 128
 
 
 def session_of(head: Request) -> bytes:

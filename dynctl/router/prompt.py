@@ -4,13 +4,14 @@ Not here: tokenising (`tokens`). Pure.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from dynctl.kv.hashing import BlockHasher, PromptBlocks
 
-TEXT_MARK = 2**32 - 1
+TEXT_MARK: Final = 2**32 - 1
 """First of the numbers that stand for a text. No vocabulary has this token: text never equals tokens."""
 
-CHARS_PER_TOKEN = 4
+CHARS_PER_TOKEN: Final = 4
 """Of English text under the usual vocabularies; only for prompts nobody tokenised."""
 
 

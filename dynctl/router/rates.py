@@ -193,7 +193,7 @@ class OutputLengths:
     def expected(self, key: str, limit: int | None) -> int:
         """Tokens an answer is expected to have, never above the request's own limit."""
         mean = self._by_key.get(key, self._all)
-        tokens = max(1, round(mean.value))
+        tokens = max(1, int(mean.value + 0.5))
         return tokens if limit is None else min(limit, tokens)
 
     def learned(self, keys: Iterable[str]) -> dict[str, float]:

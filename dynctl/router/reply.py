@@ -1,10 +1,12 @@
 """The client's side of one request: whole answers, errors, streams and their end. IO: through the exchange."""
 
+from typing import Final
+
 from dynctl.http1.message import Header, field_lines
 from dynctl.http1.server import Exchange
 from dynctl.router.api.answers import Failure
 
-_STREAM_LINES = (
+_STREAM_LINES: Final = (
     b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
     b"x-accel-buffering: no\r\n"
 )

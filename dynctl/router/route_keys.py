@@ -6,7 +6,7 @@ asks for. A key tells requests apart in books and in what is learned; it never d
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from dynctl.core.route_keys import is_route_key
 from dynctl.http1.request import Request
@@ -14,15 +14,15 @@ from dynctl.router.api.keys import Keys
 from dynctl.router.api.requests import ApiRequest
 from dynctl.router.metrics import Spreads, Values, counter, histogram
 
-HEADER = b"x-dynctl-route-key"
+HEADER: Final = b"x-dynctl-route-key"
 
-OTHER = "other"
+OTHER: Final = "other"
 """Stands for all keys after the first ones: a client may name any number of them."""
 
-_MAX_KEYS = 64
+_MAX_KEYS: Final = 64
 """Told apart in metrics, beside those that the configuration names."""
 
-_TTFT_BOUNDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_TTFT_BOUNDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Fewer than for all requests together: there is one such histogram for each key."""
 
 
@@ -45,7 +45,7 @@ class RouteKeys:
             name = self._keys.route_key(head.header(b"authorization"))
             if name:
                 return name
-        return f"{request.endpoint}:{request.max_tokens}"
+        return request.kind
 
     def _in_body(self, body: dict[str, Any]) -> str:
         value: Any = body

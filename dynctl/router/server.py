@@ -8,7 +8,7 @@ import os
 import socket
 import ssl
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -17,7 +17,8 @@ from dynctl.http1.server import Exchange, Rejection, Request, Server, ServerLimi
 from dynctl.router import admin
 from dynctl.router.admission import at_capacity
 from dynctl.router.api.answers import Failure
-from dynctl.router.api.requests import CHAT, COMPLETIONS, RefusedError, parse_request
+from dynctl.router.api.known_bodies import KnownBodies
+from dynctl.router.api.requests import CHAT, COMPLETIONS, RefusedError
 from dynctl.router.config import RouterConfig, TlsFiles
 from dynctl.router.desk import Desk, draining
 from dynctl.router.flight import Flight
@@ -26,10 +27,10 @@ from dynctl.router.port_owner import port_owner
 from dynctl.router.processes import Place, Siblings, listen_together
 from dynctl.router.short_flight import begin_short
 
-_GENERATE = frozenset((COMPLETIONS, CHAT))
-_TEXT = b"text/plain; version=0.0.4; charset=utf-8"
+_GENERATE: Final = frozenset((COMPLETIONS, CHAT))
+_TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
-_UNAUTHORIZED = Failure(401, "the API key is missing or not known here", "invalid_api_key")
+_UNAUTHORIZED: Final = Failure(401, "the API key is missing or not known here", "invalid_api_key")
 
 
 class Entrance:
@@ -157,11 +158,12 @@ class Entrance:
 
     def _generate(self, exchange: Exchange) -> None:
         desk, request = self._desk, exchange.request
+        desk.afterwards.keep()
         if desk.max_flights and desk.is_at_capacity():
             self._refuse(exchange, at_capacity(desk.max_flights), is_counted=True)
             return
         try:
-            wanted = parse_request(request.path, request.body, desk.settings)
+            wanted = self._bodies(exchange).read(request.path, request.body, desk.settings)
             model = desk.model_of(wanted.model)
         except RefusedError as refused:
             self._refuse(exchange, refused.failure, is_counted=True)
@@ -180,6 +182,14 @@ class Entrance:
         shown_id = _shown_id(request, request_id)
         if not begin_short(desk, exchange, wanted, model, request_id, shown_id):
             Flight(desk, exchange, wanted, model, request_id, shown_id).begin()
+
+    def _bodies(self, exchange: Exchange) -> KnownBodies:
+        """What bodies this client has sent."""
+        kept = exchange.kept
+        if isinstance(kept, KnownBodies):
+            return kept
+        bodies = exchange.kept = KnownBodies()
+        return bodies
 
     def _models(self) -> bytes:
         data = []

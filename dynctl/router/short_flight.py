@@ -26,7 +26,6 @@ from dynctl.router.placement import Placed
 from dynctl.router.policies.least_loaded import POLICY as PLAIN
 from dynctl.router.prompt import CHARS_PER_TOKEN, Prompt
 from dynctl.router.reply import Reply
-from dynctl.router.tokens import num_chars
 from dynctl.router.workers import Worker
 
 if TYPE_CHECKING:
@@ -34,15 +33,6 @@ if TYPE_CHECKING:
 
 _Facts = tuple[int, int, int, float, float, float]
 """The first fields of a `Need`; that itself is made when the client has its answer."""
-
-_BUSY_FLIGHTS = 8
-"""With fewer requests under way a first token leaves alone, before anything behind it is read; else in one write with that."""
-
-_NUM_ALONE = 2
-"""Events of a read looked at one by one for that token: a chat's first says the role. Further ones are read together."""
-
-_DECODE = frozenset(("decode",))
-_AGGREGATED = frozenset(("aggregated",))
 
 
 def begin_short(
@@ -65,10 +55,10 @@ def begin_short(
         or len(desk.line)
         or exchange.request.header(b"x-dynctl-explain") is not None
         or (session_of(exchange.request) and desk.settings.session_ttl_s)
-        or (number := num_chars(request)) >= desk.settings.short_request_chars
+        or (number := request.num_chars) >= desk.short_request_chars
     ):
         return False
-    started_s, now_s = time.perf_counter(), desk.loop.time()
+    started_s, now_s = time.perf_counter(), desk.now_s()
     if desk.books is not None:
         desk.books.exchange(now_s)
     need = _need(desk, request, number, now_s)
@@ -76,19 +66,21 @@ def begin_short(
     if found is None:
         return False
     worker, loads, luck, position = found
+    route = desk.routes.get(worker.id)
+    if route is None:
+        return False
     desk.workers.num_sent += 1
     prompt_tokens, output_tokens, _, _, unit, _ = need
     booking = worker.book(prompt_tokens, prompt_tokens, output_tokens, now_s, unit)
-    route = desk.fleet.routes[worker.id]
     short = ShortFlight(desk, exchange, request, model, request_id, shown_id)
     short.placed(booking, need, loads, luck, position, is_relayed=route.is_relayed)
     short.decided_s = time.perf_counter() - started_s
     call = short.call = route.send(
-        request.endpoint, request_id, request.main_body(worker.info.model, None), short
+        request.endpoint, request_id, request.main_body(model or worker.info.model, None), short
     )
     exchange.on_gone = short.gone
     if request.is_stream:
-        exchange.on_pause = call.pause
+        exchange.on_pause, exchange.on_resume = call.pause, call.resume
     desk.enter(short)
     return True
 
@@ -110,10 +102,8 @@ def _choose(
     desk: "Desk", model: str | None, need: _Facts, now_s: float
 ) -> tuple[Worker, list[Load], float, int] | None:
     """The less loaded of two engines drawn at random; and what it was chosen by."""
-    table, draw = desk.workers, desk.rng.random
-    if table.view(_DECODE, model, now_s).workers:
-        return None
-    workers = table.view(_AGGREGATED, model, now_s).workers
+    table, draw = desk.workers, desk.draw
+    workers = table.whole(model, now_s)
     if table.may_limit(now_s):
         workers = table.with_room(workers, now_s, None, need[0] + need[1])
     number = len(workers)
@@ -125,10 +115,7 @@ def _choose(
     loads = [worker.cached_load or worker.load() for worker in workers]
     luck = draw()
     position = _less_loaded(loads, luck) if len(loads) == 2 else 0
-    worker = workers[position]
-    if table.get(worker.id) is not worker or worker.id not in desk.fleet.routes:
-        return None
-    return worker, loads, luck, position
+    return workers[position], loads, luck, position
 
 
 def _less_loaded(loads: list[Load], luck: float) -> int:
@@ -140,15 +127,12 @@ def _less_loaded(loads: list[Load], luck: float) -> int:
     return int(difference > 0) if difference else int(luck * 2)
 
 
-def _tells(follower: StreamFollower) -> bool:
-    """Whether a stream has come to its first token, its end or a fault."""
-    return follower.num_token_events > 0 or follower.is_done or bool(follower.broken)
-
-
 class ShortFlight:
     """A short request, placed and sent, until it is answered or its stream has begun; it receives its own answer."""
 
     __slots__ = (
+        "_answer",
+        "_answered_s",
         "_booking",
         "_decision",
         "_desk",
@@ -190,6 +174,10 @@ class ShortFlight:
         self.request_id = request_id
         self._shown_id = shown_id
         self._reply: Reply | None = None
+        """Set once the first events of a stream are with the client."""
+        self._answer: Answer | None = None
+        """A whole answer the client has."""
+        self._answered_s = 0.0
         self.call: Call | None = None
         self.decided_s = 0.0
         """How long it took to choose the engine."""
@@ -248,51 +236,62 @@ class ShortFlight:
 
     def on_end(self) -> None:
         """Pass a sound answer on; any other goes the long way."""
+        if self._is_answered():
+            return
         if self._status == 200 and self._follower is None:
             body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             answer = read_answer(body)
             if not answer.fault:
-                self._finish(body, answer)
+                self._answer = answer
+                self._exchange.respond(200, body, lines=b"x-request-id: %b\r\n" % self._shown_id)
+                self._answered_s = self._desk.now_s()
+                self._desk.answered(self)
                 return
         self._go_on().on_end()
 
     def on_error(self, error: UpstreamError) -> None:
         """Go the long way: there may be another engine."""
-        self._go_on().on_error(error)
+        if not self._is_answered():
+            self._go_on().on_error(error)
+
+    def _is_answered(self) -> bool:
+        """Whether a stream has been passed on whole."""
+        return self._reply is not None and self._follower is not None and self._follower.is_done
 
     def _follow(self, follower: StreamFollower, data: bytes) -> None:
-        """Send the client its first token, and leave the rest of the stream to a flight."""
-        start, out = 0, b""
-        for _ in range(_NUM_ALONE if len(self._desk.flights) < _BUSY_FLIGHTS else 0):
-            end = data.find(b"\n\n", start) + 2
-            if end < 2 or _tells(follower):
-                break
-            out += follower.feed(data[start:end])
-            start = end
-        if not _tells(follower):
-            out += follower.feed(data[start:])
-            start = len(data)
-        if not _tells(follower):
-            self._held += out
+        """Send the client its first token, with all that came in one read with it; a flight gets the rest of the stream."""
+        if self._reply is not None:
+            if not follower.is_done:
+                self._go_on().on_data(data)
             return
-        if not follower.broken and follower.num_token_events:
+        out = follower.feed(data)
+        if follower.broken or (follower.is_done and not follower.num_token_events):
+            self._go_on().followed(follower, out)
+        elif not follower.num_token_events:
+            self._held += out
+        else:
             reply = self._reply = Reply(self._exchange, self._shown_id)
             reply.stream()
+            out, self._held = self._held + out, b""
+            self._answered_s = self._desk.now_s()
             if follower.is_done:
-                reply.end_stream(self._held + out)
+                reply.end_stream(out)
+                self._desk.answered(self)
             else:
-                reply.write(self._held + out)
-            self._held = out = b""
-        sink = self._go_on()
-        sink.followed(follower, out)
-        if start < len(data) and not follower.is_done and not follower.broken:
-            sink.on_data(data[start:])
+                reply.write(out)
 
-    def _finish(self, body: bytes, answer: Answer) -> None:
-        """Answer the client, then keep the books."""
-        self._exchange.respond(200, body, lines=b"x-request-id: %b\r\n" % self._shown_id)
+    # Afterwards…
+
+    def keep(self) -> None:
+        """Keep the books of an answer the client has."""
+        if self._answer is None:
+            self._go_on()
+        else:
+            self._keep(self._answer)
+
+    def _keep(self, answer: Answer) -> None:
         desk, usage, booking = self._desk, answer.usage, self._booking
-        booking.worker.succeeded(desk.loop.time())
+        booking.worker.succeeded(self._answered_s)
         booking.release()
         decision = self.note()
         metrics, prompt_tokens, output_tokens = desk.metrics, self._need[0], 0
@@ -336,7 +335,7 @@ class ShortFlight:
         """Act on a passed deadline."""
         settings = self._desk.settings
         limits_s = settings.body_timeout_s, settings.first_token_timeout_s
-        if now_s - self._need[3] > limits_s[self.request.is_stream]:
+        if self._reply is not None or now_s - self._need[3] > limits_s[self.request.is_stream]:
             self._promoted().check(now_s)
 
     def cut(self) -> None:
@@ -353,8 +352,11 @@ class ShortFlight:
         sink = LegSink(flight, Leg.MAIN, is_relayed=self._is_relayed)
         if self.call is not None and not self.call.is_over:
             self.call.sink = sink
-        if self._follower is not None:
-            sink.follow(self._follower, self._held)
+        follower = self._follower
+        if follower is not None:
+            sink.follow(follower, self._held)
+            if self._reply is not None and follower.is_done:
+                sink.followed(follower, b"")
         elif self._status:
             sink.on_head(self._status, self._headers)
         for part in self._parts:
@@ -368,8 +370,10 @@ class ShortFlight:
         flight = Flight(
             desk, self._exchange, self.request, self.model, self.request_id, self._shown_id
         )
-        prompt = Prompt.guessed(desk.hashers, num_chars(self.request))
+        prompt = Prompt.guessed(desk.hashers, self.request.num_chars)
         placed = Placed(self._booking, None, 0, decisions=[self.note()])
         assert self.call is not None, "it is made by `begin_short`, which sends"
-        flight.adopt(prompt, placed, self.call, self._need[3], self._reply)
+        flight.adopt(prompt, placed, self.call, self._need[3])
+        if self._reply is not None and self._follower is not None:
+            flight.follow(self._reply, self._follower.num_token_events, self._answered_s)
         return flight

@@ -168,7 +168,7 @@ class PromptTokens:
             deliver(Tokenized(ids, len(ids) * 4, "given"))
             return
         tokenizer = self._tokenizer
-        number = num_chars(request)
+        number = request.num_chars
         if number < self._short_chars:
             deliver(Tokenized(None, number, "short"))
         elif request.num_sequences > 1:
@@ -251,24 +251,3 @@ class _Work:
 
 def _entry_bytes(text: str, ids: "array[int]") -> int:
     return len(text) + 4 * len(ids) + 300
-
-
-def num_chars(request: ApiRequest) -> int:
-    """Length of the prompt's text, roughly: what decides where it is tokenised, and a guess of its tokens."""
-    if request.endpoint != CHAT:
-        prompt = request.body["prompt"]
-        return sum(map(len, prompt)) if isinstance(prompt, list) else len(prompt)
-    total = 0
-    for message in request.body["messages"]:
-        content = message.get("content")
-        if isinstance(content, str):
-            total += len(content)
-        elif isinstance(content, list):
-            total += sum(
-                len(text)
-                for part in content
-                if isinstance(part, dict) and isinstance(text := part.get("text"), str)
-            )
-    if request.body.get("tools"):
-        total += len(msgspec.json.encode(request.body["tools"]))
-    return total

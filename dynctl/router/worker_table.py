@@ -5,6 +5,7 @@ Not here: an engine's own books (`workers`), choosing, clocks (times are passed 
 
 import math
 from collections.abc import Container, Iterable, Sequence
+from typing import Final
 
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.router.config import Settings
@@ -13,27 +14,27 @@ from dynctl.router.prompt import Prompt
 from dynctl.router.rates import OutputLengths
 from dynctl.router.workers import Joined, Tally, Worker
 
-_RECENT_S = 4.0
+_RECENT_S: Final = 4.0
 """Age at which a request counts 1/e in what an engine had lately. Longer, and what was uneven once is made good when it
 no longer matters. Tuned: benchmarks/balance.py."""
 
-_STORED_KEEP = math.exp(-1.0 / 4.0)
+_STORED_KEEP: Final = math.exp(-1.0 / 4.0)
 """By the second, of what an engine stored lately. Tuned: benchmarks/balance.py."""
 
-_STORED_PRIOR = 256.0
+_STORED_PRIOR: Final = 256.0
 """Blocks each engine is taken to have stored before: where little is stored, caches are all alike."""
 
-_MOST_CROWDED = 2.0
+_MOST_CROWDED: Final = 2.0
 """Shares of the mean that count at most: where one engine alone has stored, its next turns still stay."""
 
-_SLOW_START_S = 30.0
-_FADE_AFTER_S = 5.0
-_MAX_UNIT = 1e12
-_MAX_SPREAD = 4096
+_SLOW_START_S: Final = 30.0
+_FADE_AFTER_S: Final = 5.0
+_MAX_UNIT: Final = 1e12
+_MAX_SPREAD: Final = 4096
 
 
-DECODE = frozenset(("decode",))
-_AGGREGATED = frozenset(("aggregated",))
+DECODE: Final = frozenset(("decode",))
+_AGGREGATED: Final = frozenset(("aggregated",))
 
 
 class View:
@@ -97,6 +98,8 @@ class WorkerTable:
         self._settings = settings
         self._workers: dict[str, Worker] = {}
         self._views: dict[tuple[frozenset[str], str | None], View] = {}
+        self._whole: dict[str | None, Sequence[Worker]] = {}
+        self._models: frozenset[str] = frozenset()
         self.tally = Tally(settings)
         self.lengths = OutputLengths()
         self.num_sent = 0
@@ -126,6 +129,25 @@ class WorkerTable:
                     worker.was_serving = True
                     self._join(worker, found.workers, now_s)
         return found
+
+    def whole(self, model: str | None, now_s: float) -> Sequence[Worker]:
+        """The serving engines that do whole requests; none where decode engines generate."""
+        found = self._whole.get(model)
+        if found is None:
+            roles = self.main_roles(model, now_s)
+            found = () if roles is DECODE else self.view(roles, model, now_s).workers
+            self._whole[model] = found
+        return found
+
+    def knows(self, model: str) -> bool:
+        """Whether any engine, serving or not, has this model."""
+        return model in self._models
+
+    def _changed(self) -> None:
+        """Note that an engine came, went or changed."""
+        self._views.clear()
+        self._whole.clear()
+        self._models = frozenset([worker.info.model for worker in self._workers.values()])
 
     def main_roles(self, model: str | None, now_s: float) -> frozenset[str]:
         """Decode engines generate where there are any that serve; otherwise whole-request engines."""
@@ -233,7 +255,7 @@ class WorkerTable:
         known = self._workers.get(info.id)
         if known is not None and known.incarnation == info.incarnation:
             known.update(info, self._settings)
-            self._views.clear()
+            self._changed()
             return False
         fresh = Worker(info, self._settings, self.tally)
         if known is not None:
@@ -243,7 +265,7 @@ class WorkerTable:
                 self.tally.unseen.discard(fresh)
             self.tally.unseen.discard(known)
         self._workers[info.id] = fresh
-        self._views.clear()
+        self._changed()
         return True
 
     def remove(self, engine_id: str) -> None:
@@ -251,14 +273,14 @@ class WorkerTable:
         gone = self._workers.pop(engine_id, None)
         if gone is not None:
             self.tally.unseen.discard(gone)
-        self._views.clear()
+        self._changed()
 
     def set_reachable(self, engine_id: str, *, is_reachable: bool) -> None:
         """Note whether the way to an engine (its relay, its port) works."""
         worker = self._workers.get(engine_id)
         if worker is not None:
             worker.is_reachable = is_reachable
-            self._views.clear()
+            self._changed()
 
     def serving(self, roles: frozenset[str], model: str | None = None) -> list[Worker]:
         """Engines of these roles that take requests, for one model or any."""
@@ -281,5 +303,5 @@ class WorkerTable:
         )
 
 
-_COMING = frozenset({EngineState.STARTING, EngineState.BACKOFF, EngineState.READY})
+_COMING: Final = frozenset({EngineState.STARTING, EngineState.BACKOFF, EngineState.READY})
 """READY but not reachable counts as coming: its relay may be restarting."""

@@ -9,6 +9,7 @@ Not here: choosing, HTTP, clocks (times are passed in, monotonic seconds). Pure.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.router.bookings import Booking
@@ -19,16 +20,16 @@ from dynctl.router.prompt import Prompt
 from dynctl.router.rates import Line, Mean, Pressure
 from dynctl.router.rooms import TIGHT, Room
 
-_BREAKER_FAILURES = 5
-_BREAKER_OPEN_S = 5.0
-_BREAKER_MAX_S = 60.0
+_BREAKER_FAILURES: Final = 5
+_BREAKER_OPEN_S: Final = 5.0
+_BREAKER_MAX_S: Final = 60.0
 # Source: defaults of common breakers (5 consecutive failures, 5 s doubling to 60 s).
 
-_SLOW_START_SHARE = 2.0
+_SLOW_START_SHARE: Final = 2.0
 """Fair shares an engine that joins others may take at most at first: with nothing booked it would look best
 to every request at once."""
 
-_MIN_MS_PER_TOKEN = 0.001
+_MIN_MS_PER_TOKEN: Final = 0.001
 """A million tokens a second: prefill that was measured as free still counts."""
 
 

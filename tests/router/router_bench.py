@@ -48,6 +48,8 @@ class Bench:
 
     @property
     def desk(self):
+        # Whoever looks at books has them kept before.
+        self.router.desk.afterwards.keep()
         return self.router.desk
 
     def assert_books_balance(self):

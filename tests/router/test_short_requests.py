@@ -8,6 +8,7 @@ import pytest
 from router_bench import routed, text_of, until
 from router_fakes import FakeEngine
 
+from dynctl.router import afterwards, desk
 from dynctl.router.short_flight import ShortFlight
 
 
@@ -200,6 +201,42 @@ class _Held:
 
     def finish(self):
         pass
+
+
+@pytest.mark.source
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_books_are_kept_before_anybody_looks_at_them(run, monkeypatch, is_stream):
+    """An answer's reader comes first, but nobody sees books without what was answered."""
+    monkeypatch.setattr(afterwards, "_KEEP_S", 3600.0)
+    monkeypatch.setattr(desk, "_TICK_S", 3600.0)
+
+    async def main():
+        async with routed(FakeEngine("e0")) as bench:
+            [worker] = bench.router.desk.workers.all()
+            for number in range(1, 4):
+                await bench.client.complete(stream=is_stream)
+                assert worker.active_requests <= 1, "the one before is out of the books"
+                served = f'requests_total{{endpoint="completions",code="200"}} {number}'
+                assert served in (await bench.client.get("/metrics")).body.decode()
+                assert worker.active_requests == 0
+            decisions = json.loads(bench.router.desk.ring.to_json(10))
+            assert [one["outcome"] for one in decisions] == ["done"] * 3
+            bench.assert_books_balance()
+
+    run(main)
+
+
+def test_a_stream_that_stops_after_its_first_token_is_broken_off_in_time(run):
+    async def main():
+        engine = FakeEngine(script=lambda body: "hang:1")
+        timeouts = {"gap_timeout_s": 0.2, "first_token_timeout_s": 60.0}
+        async with routed(engine, settings=timeouts) as bench:
+            answer = await bench.client.complete(stream=True)
+            assert b'"error"' in answer.body
+            assert b"[DONE]" not in answer.body
+            bench.assert_books_balance()
+
+    run(main)
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

@@ -5,18 +5,17 @@ Fields the router owns never come from a client. Not here: tokens, routing, HTTP
 """
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from dynctl.router.api.answers import Failure, bad_request
 from dynctl.router.config import Settings
 
-COMPLETIONS = "/v1/completions"
-CHAT = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+CHAT: Final = "/v1/chat/completions"
 
-_REFUSED = (
+_REFUSED: Final = (
     "kv_transfer_params",
     "ec_transfer_params",
     "vllm_xargs",
@@ -27,20 +26,20 @@ _REFUSED = (
 )
 """A client that sends one of these tries to speak to the engine behind the router's back."""
 
-_REPLACED = ("request_id", "priority", "cache_salt")
+_REPLACED: Final = ("request_id", "priority", "cache_salt")
 """Owned by the router; dropped, not refused, since client libraries may send them in good faith."""
 
-_OWNED = frozenset((*_REFUSED, *_REPLACED, "chat_template_kwargs"))
+_OWNED: Final = frozenset((*_REFUSED, *_REPLACED, "chat_template_kwargs"))
 """What most requests do not have, looked for in one step."""
 
-_USAGE_ASKED = b',"stream_options":{"include_usage":true}}'
+_USAGE_ASKED: Final = b',"stream_options":{"include_usage":true}}'
 
 # Strings of a JSON text; the group holds the colon behind those that are keys.
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"\s*+(:?)', re.DOTALL)
+_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"\s*+(:?)', re.DOTALL)
 
-_BOOL_OR_NONE = (bool, type(None))
+_BOOL_OR_NONE: Final = (bool, type(None))
 
-_SELDOM = frozenset(
+_SELDOM: Final = frozenset(
     ("stream_options", "max_completion_tokens", "stop", "n", "best_of", "use_beam_search")
 )
 """Likewise, of what is checked."""
@@ -57,22 +56,41 @@ class RefusedError(Exception):
         self.failure = failure
 
 
-@dataclass(slots=True, eq=False)
 class ApiRequest:
     """One checked generation request."""
 
-    endpoint: str
-    body: dict[str, Any]
-    encoded: bytes
-    """The body, encoded anew."""
-    model: str
-    is_stream: bool
-    num_sequences: int
-    """Prompts times samples; only single sequences go through a hand-off."""
-    has_usage_asked: bool
-    max_tokens: int | None
-    route_key: str = ""
-    """What kind of request this is; whoever takes it in says it (`route_keys`)."""
+    __slots__ = (
+        "_body",
+        "_has_options",
+        "_num_chars",
+        "encoded",
+        "endpoint",
+        "has_usage_asked",
+        "is_stream",
+        "kind",
+        "max_tokens",
+        "model",
+        "num_sequences",
+        "route_key",
+    )
+
+    def __init__(self, endpoint: str, encoded: bytes, model: str, kind: str) -> None:
+        self.endpoint = endpoint
+        self.encoded = encoded
+        """The body, encoded anew."""
+        self.model = model
+        self.kind = kind
+        """Endpoint and limit: the route key where nobody names one."""
+        self.is_stream = False
+        self.num_sequences = 1
+        """Prompts times samples; only single sequences go through a hand-off."""
+        self.has_usage_asked = False
+        self.max_tokens: int | None = None
+        self.route_key = ""
+        """What kind of request this is; whoever takes it in says it (`route_keys`)."""
+        self._has_options = False
+        self._body: dict[str, Any] | None = None
+        self._num_chars = -1
 
     @classmethod
     def of(
@@ -83,21 +101,46 @@ class ApiRequest:
         encoded: bytes | None = None,
     ) -> "ApiRequest":
         """Read the fields routing needs from a checked body; `encoded` is the same as JSON."""
-        options = body.get("stream_options")
         limit = body.get("max_completion_tokens") if endpoint == CHAT else None
         limit = body.get("max_tokens") if limit is None else limit
         if limit is None and endpoint == COMPLETIONS:
             limit = 16  # Source: OpenAI's default for completions; chat runs to the model's limit.
-        return cls(
-            endpoint,
-            body,
-            _encode(body) if encoded is None else encoded,
-            body["model"],
-            body.get("stream") or False,
-            num_sequences,
-            bool(options and options.get("include_usage")),
-            limit,
-        )
+        if encoded is None:
+            encoded = _encode(body)
+        request = ApiRequest(endpoint, encoded, body["model"], f"{endpoint}:{limit}")
+        options = body.get("stream_options")
+        request.is_stream = body.get("stream") or False
+        request.num_sequences = num_sequences
+        request.has_usage_asked = bool(options and options.get("include_usage"))
+        request.max_tokens = limit
+        request._has_options = "stream_options" in body
+        request._body = body
+        return request
+
+    def again(self, encoded: bytes, num_chars: int) -> "ApiRequest":
+        """The same request with another text: `num_chars` of it."""
+        request = ApiRequest(self.endpoint, encoded, self.model, self.kind)
+        request.is_stream = self.is_stream
+        request.num_sequences = self.num_sequences
+        request.has_usage_asked = self.has_usage_asked
+        request.max_tokens = self.max_tokens
+        request._has_options = self._has_options
+        request._num_chars = num_chars
+        return request
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The checked object."""
+        if self._body is None:
+            self._body = _decode(self.encoded)
+        return self._body
+
+    @property
+    def num_chars(self) -> int:
+        """Length of the prompt's text, roughly: what decides where it is tokenised, and a guess of its tokens."""
+        if self._num_chars < 0:
+            self._num_chars = _count_chars(self.endpoint, self.body)
+        return self._num_chars
 
     @property
     def prompt_ids(self) -> list[int] | None:
@@ -125,7 +168,7 @@ class ApiRequest:
         if transfer is None and model == self.model:
             if not self.is_stream:
                 return self.encoded
-            if "stream_options" not in self.body:
+            if not self._has_options:
                 return self.encoded[:-1] + _USAGE_ASKED
         body = self.body | {"model": model}
         if self.is_stream:
@@ -148,6 +191,26 @@ class ApiRequest:
         if "max_completion_tokens" in body:
             body["max_completion_tokens"] = 1
         return _encode(body)
+
+
+def _count_chars(endpoint: str, body: dict[str, Any]) -> int:
+    if endpoint != CHAT:
+        prompt = body["prompt"]
+        return sum(map(len, prompt)) if isinstance(prompt, list) else len(prompt)
+    total = 0
+    for message in body["messages"]:
+        content = message.get("content")
+        if isinstance(content, str):
+            total += len(content)
+        elif isinstance(content, list):
+            total += sum(
+                len(text)
+                for part in content
+                if isinstance(part, dict) and isinstance(text := part.get("text"), str)
+            )
+    if body.get("tools"):
+        total += len(_encode(body["tools"]))
+    return total
 
 
 def parse_request(endpoint: str, content: bytes, settings: Settings) -> ApiRequest:

@@ -4,6 +4,8 @@ Bytes pass untouched, except usage the client did not ask for, which is cut out.
 is never made to look complete. Not here: sockets, retries. Pure.
 """
 
+from typing import Final
+
 import msgspec
 
 from dynctl.http1.sse import EventSplitter, EventTooLongError, event_data
@@ -19,13 +21,13 @@ from dynctl.router.api.shapes import (
     decode_raw_usage,
 )
 
-_FAILED_REASONS = frozenset(("error", "abort"))
+_FAILED_REASONS: Final = frozenset(("error", "abort"))
 """Finish reasons that mean the engine gave up; vLLM says abort when it is shut down under a request."""
 
 
-_NULL_USAGE = b',"usage":null'
-_NO_MARKS = bytes(byte for byte in range(256) if byte not in b'"\\\r\n')
-_NUM_TELLING = 12
+_NULL_USAGE: Final = b',"usage":null'
+_NO_MARKS: Final = bytes(byte for byte in range(256) if byte not in b'"\\\r\n')
+_NUM_TELLING: Final = 12
 """Bytes of a key: longer needles are found faster than two quotes."""
 
 
@@ -201,7 +203,7 @@ class StreamFollower:
         return b""
 
 
-_MAX_LEARNED = 8
+_MAX_LEARNED: Final = 8
 """A stream whose events change their shape all the time (several choices, token ids) is parsed event by event."""
 
 
