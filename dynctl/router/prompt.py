@@ -14,6 +14,9 @@ TEXT_MARK: Final = 2**32 - 1
 CHARS_PER_TOKEN: Final = 4
 """Of English text under the usual vocabularies; only for prompts nobody tokenised."""
 
+_FINE = 16
+"""What prompts have in common is known to a block up to twice that many, and to so small a part of it beyond."""
+
 
 class Hashers:
     """One hasher per block size, all with the deployment's seed."""
@@ -36,6 +39,7 @@ class Prompt:
     __slots__ = (
         "_blocks",
         "_hashers",
+        "_points",
         "_spell",
         "_text_blocks",
         "_token_ids",
@@ -53,6 +57,7 @@ class Prompt:
         self._hashers = hashers
         self._token_ids = token_ids
         self._blocks: dict[int, PromptBlocks] = {}
+        self._points: dict[int, list[tuple[int, int]]] = {}
         self._text_blocks: dict[int, PromptBlocks] | None = None
         self._spell = spell
         self.num_tokens = num_tokens
@@ -95,6 +100,14 @@ class Prompt:
             found = self._blocks[block_size] = self._hashers.of(block_size).prompt(self._token_ids)
         return found
 
+    def points(self, block_size: int) -> list[tuple[int, int]]:
+        """The beginnings by which it is compared with prompts under way: each one's hash, and its tokens beyond the one before."""
+        found = self._points.get(block_size)
+        if found is None:
+            blocks = self.blocks(block_size)
+            found = self._points[block_size] = [] if blocks is None else _points(blocks, block_size)
+        return found
+
     def text_blocks(self, block_size: int) -> PromptBlocks | None:
         """The prompt's text in blocks, for an engine whose tokens are not ours; None where there is no text."""
         if self._text_blocks is None:
@@ -110,3 +123,17 @@ class Prompt:
     def num_cacheable(self, block_size: int) -> int:
         """Blocks an engine can find cached: whole ones that leave at least one token to compute."""
         return (self.num_tokens - 1) // block_size
+
+
+def _points(blocks: PromptBlocks, block_size: int) -> list[tuple[int, int]]:
+    """At the same depths in every prompt, the further apart the deeper: sixteen for each doubling."""
+    found: list[tuple[int, int]] = []
+    depth, step, bytes_of = 0, 1, blocks.stride_bytes
+    state, data = blocks.start(0), blocks.data
+    while depth + step <= blocks.num_blocks:
+        state.update(data[depth * bytes_of : (depth + step) * bytes_of])
+        depth += step
+        found.append((state.intdigest(), step * block_size))
+        if depth == 2 * _FINE * step:
+            step *= 2
+    return found
