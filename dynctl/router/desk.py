@@ -28,13 +28,13 @@ from dynctl.router.decisions import DecisionRing
 from dynctl.router.findings import Finding
 from dynctl.router.first_events import FirstEvents
 from dynctl.router.hits import HitBook
-from dynctl.router.metrics import Metrics, gauge
+from dynctl.router.metrics import Metrics, Values, gauge
 from dynctl.router.orders import deadline_s, level_of
 from dynctl.router.placement import Placement
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.probes import Probes
 from dynctl.router.prompt import Hashers
-from dynctl.router.route_keys import ByKey, RouteKeys
+from dynctl.router.route_keys import RouteKeys
 from dynctl.router.sessions import Sessions
 from dynctl.router.shadow import Shadow
 from dynctl.router.shared_books import SharedBooks
@@ -42,6 +42,7 @@ from dynctl.router.sources.fleet import Fleet
 from dynctl.router.text_blocks import TextHolders
 from dynctl.router.tokens import ModelTokenizer, PromptTokens
 from dynctl.router.worker_table import WorkerTable
+from dynctl.router.workers import Worker
 
 if TYPE_CHECKING:
     from dynctl.router.flight import Flight
@@ -105,7 +106,6 @@ class Desk:
         )
         self.keys = Keys(config.api_keys)
         self.route_keys = RouteKeys(config.route_key_field, self.keys)
-        self.by_key = ByKey([key.route_key or key.name for key in config.api_keys])
         self.line: WaitingLine[Flight] = WaitingLine(
             settings.queue_limit, settings.queue_timeout_s, settings.priority_ageing_s
         )
@@ -346,41 +346,11 @@ class Desk:
             by_state[key] = by_state.get(key, 0) + 1
             parity = worker.parity if self.tokens.tokenizer else "none"
             by_parity[(parity,)] = by_parity.get((parity,), 0) + 1
-        engine = ("engine",)
         yield from gauge("compiled", "1 where compiled modules serve.", {(): float(_IS_COMPILED)})
         yield from gauge("inflight", "Requests accepted and not ended.", {(): len(self.flights)})
         yield from gauge("queued", "Requests waiting for an engine.", {(): len(self.line)})
         yield from gauge("engines", "Engines known.", by_state, ("role", "state"))
-        yield from gauge(
-            "engine_inflight",
-            "Booked requests.",
-            {(worker.id,): worker.active_requests for worker in workers},
-            engine,
-        )
-        yield from gauge(
-            "engine_pending_prefill_tokens",
-            "Booked prompt tokens not yet prefilled.",
-            {(worker.id,): worker.pending_prefill_tokens for worker in workers},
-            engine,
-        )
-        yield from gauge(
-            "engine_reserved_tokens",
-            "Booked KV memory.",
-            {(worker.id,): worker.reserved_tokens for worker in workers},
-            engine,
-        )
-        yield from gauge(
-            "engine_blocks",
-            "Blocks in the index.",
-            {(worker.id,): self.index.num_blocks(worker.id) for worker in workers},
-            engine,
-        )
-        yield from gauge(
-            "engine_loadable_blocks",
-            "Blocks in slower media.",
-            {(worker.id,): self.index.num_slower_blocks(worker.id) for worker in workers},
-            engine,
-        )
+        yield from self._of_engines(workers)
         yield from gauge("tokenizer_engines", "Engines by parity.", by_parity, ("parity",))
         yield from gauge("index_blocks", "Distinct block hashes.", {(): len(self.index)})
         parts: dict[tuple[str, ...], float] = {
@@ -400,6 +370,25 @@ class Desk:
         yield from gauge("findings", "Broken preconditions.", found, ("engine", "cause"))
         yield from gauge("start_time_seconds", "Start, Unix time.", {(): self._started_unix_s})
 
+    def _of_engines(self, workers: Iterable[Worker]) -> Iterable[str]:
+        index = self.index
+        facts = [
+            (
+                (w.id,),
+                (
+                    w.active_requests,
+                    w.pending_prefill_tokens,
+                    w.reserved_tokens,
+                    index.num_blocks(w.id),
+                    index.num_slower_blocks(w.id),
+                ),
+            )
+            for w in workers
+        ]
+        for column, (name, text) in enumerate(_ENGINE_GAUGES):
+            values: Values = {key: row[column] for key, row in facts}
+            yield from gauge(f"engine_{name}", text, values, ("engine",))
+
     def _of_parts(self) -> Iterable[str]:
         yield from self.placement.sessions.exposition()
         yield from self.placement.links.exposition(self.settings.kv_bytes_per_token)
@@ -408,12 +397,12 @@ class Desk:
             yield from self.decision_log.exposition()
 
     def _by_route_key(self) -> Iterable[str]:
-        learned = self.workers.lengths.learned(self.by_key.names())
+        learned = self.workers.lengths.learned(self.route_keys.sums.names())
         lengths: dict[tuple[str, ...], float] = {
             (key,): round(tokens, 1) for key, tokens in learned.items()
         }
         yield from gauge("expected_output_tokens", "Of an answer.", lengths, ("route_key",))
-        yield from self.by_key.lines()
+        yield from self.route_keys.sums.lines()
 
 
 def _open_log(config: RouterConfig) -> DecisionLog | None:

@@ -97,7 +97,7 @@ class Flight:
         self._handoff = Handoff(
             wants_prefill=request.num_sequences == 1, max_retries=desk.settings.max_retries
         )
-        key = desk.by_key.of(request.route_key)
+        key = desk.route_keys.sums.of(request.route_key)
         self._ledger = Ledger(desk.metrics, key, desk.ring, desk.loop.time())
         self._prompt: Prompt
         self._excluded: set[tuple[str, str]] = set()

@@ -33,6 +33,8 @@ class RouteKeys:
         """`field`: of the body, its parts joined by dots; empty: none."""
         self._path = field.split(".") if field else []
         self._keys = keys
+        self.sums = ByKey(keys.route_keys())
+        """What was counted by key."""
 
     def of(self, head: Request, request: ApiRequest) -> str:
         """The key of a request."""

@@ -305,7 +305,7 @@ class ShortFlight:
             if cached:
                 metrics.engine_cached_tokens.add(by=cached)
         metrics.prompt_tokens.add(by=prompt_tokens)
-        sums = desk.by_key.of(route_key)
+        sums = desk.route_keys.sums.of(route_key)
         sums.took(prompt_tokens, output_tokens)
         sums.ended(200)
         decision.outcome = "done"

@@ -47,6 +47,10 @@ class Keys:
         """The route key of a client's requests; empty where no key is asked for."""
         return self._of(authorization)[1]
 
+    def route_keys(self) -> set[str]:
+        """The route keys of all clients."""
+        return {route_key for _, route_key in self._facts.values()}
+
     def _of(self, authorization: bytes | None) -> tuple[int, str]:
         if not self._keys:
             return 0, ""
