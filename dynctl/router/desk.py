@@ -59,6 +59,14 @@ _PROBE_EVERY: Final = 10
 _IS_COMPILED: Final = not __file__.endswith(".py")
 _GENERATING: Final = frozenset(("decode", "aggregated"))
 
+_ENGINE_GAUGES = (
+    ("inflight", "Booked requests."),
+    ("pending_prefill_tokens", "Booked prompt tokens not yet prefilled."),
+    ("reserved_tokens", "Booked KV memory."),
+    ("blocks", "Blocks in the index."),
+    ("loadable_blocks", "Blocks in slower media."),
+)
+
 
 class Desk:
     """The shared state of one router; `close` it."""
