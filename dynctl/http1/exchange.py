@@ -79,8 +79,12 @@ class Exchange:
             lines += field_lines(headers)
         if self._closes():
             lines += b"connection: close\r\n"
+        line, length = status_line(status), len(body)
         head = b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n" % (
-            *(status_line(status), content_type, len(body), lines),
+            line,
+            content_type,
+            length,
+            lines,
         )
         connection = self._connection
         if self.request.method == "HEAD":
