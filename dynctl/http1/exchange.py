@@ -79,11 +79,10 @@ class Exchange:
             lines += field_lines(headers)
         if self._closes():
             lines += b"connection: close\r\n"
-        line, length = status_line(status), len(body)
         head = b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n" % (
-            line,
+            status_line(status),
             content_type,
-            length,
+            len(body),
             lines,
         )
         connection = self._connection
