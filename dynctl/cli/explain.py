@@ -263,6 +263,7 @@ def _show(decision: dict[str, Any]) -> None:
         f"{decision['shown_id']}: {leg.get(decision['leg'], decision['leg'])} on "
         f"{decision['engine']}, policy {_policy(decision)}, {decision['outcome'] or 'running'}"
     )
+    emit(f"  route key  {clean(decision['route_key'])}")
     emit(f"  prompt     {decision['prompt_tokens']} tokens{_counted(decision)}{_guessed(decision)}")
     emit(f"  cached     {_tokens(decision['overlap_tokens'])} expected, {_realised(decision)}")
     terms = decision["predicted"].items()
