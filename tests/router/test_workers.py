@@ -385,7 +385,7 @@ def test_processes_share_a_port_replace_each_other_and_drain_together(run, short
                 while await count() != num_served:
                     await asyncio.sleep(0.02)
 
-            assert (await pool.fetch("POST", "/policy?name=prefix")).status == 200
+            assert (await pool.fetch("POST", "/policy?name=prefix&stickiness=0.5")).status == 200
             assert (await pool.fetch("POST", "/shadow?policy=random")).status == 200
             [child] = children_of(process.pid)
             flags = Path(f"/proc/{child}/cmdline").read_text().split("\0")
@@ -402,6 +402,8 @@ def test_processes_share_a_port_replace_each_other_and_drain_together(run, short
             async with asyncio.timeout(60):
                 while await policies_of(second) != ("prefix", "random"):
                     await asyncio.sleep(0.05)
+            told = json.loads((await second.fetch("GET", "/policy")).body)
+            assert told == {"policy": "prefix", "stickiness": 0.5}
             await second.close()
 
             engine.go.clear()
