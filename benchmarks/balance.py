@@ -2,17 +2,20 @@
 
 The router's own index, books and policies decide; only clock, sockets and engines are simulated. The engine is the model
 of `simcore.py` in the comparison harness: LRU cache of blocks, a serial prefill queue (2 ms and a fixed time per uncached
-token), a fixed gap between tokens. KV events arrive 2 ms late. Traces, by the harness's parameters:
+token), a fixed gap between tokens. As in real engines, and not there, a prompt waits until the blocks in use leave room for
+its own. KV events arrive 2 ms late. Traces, by the harness's parameters:
 
     trace   60 conversations of 6 turns, 8 shared system prompts (zipf), 6 a second, caches that hold nearly all
     heavy   80 conversations, 16 a second, prefill 2.5 times slower: queues
     small   as trace for 3 times as long, caches together hold a quarter of the working set
     full    as small, people think five times as long: more is wanted again than the caches hold
     tenants as small, people think longer, 24 tenants with system prompts of 2,048 words: those alone would fill the caches
+    crowded as heavy, smaller caches: prompts in use fill them if what they share is counted for each
+    tight   as trace, short system prompts, slow answers, small caches: prompts in use do fill them, and some wait
     long    8 conversations on 2 engines, a few thousand words at the start, caches of 60 % of the working set each: they fit only if
             the caches share them evenly. Prefills of one size take unlike times, as on a busy machine
 
-The bound is one unlimited cache. Run: python benchmarks/balance.py [trace|heavy|small|full|tenants|long ...] [--seeds N] [--policies a,b]
+The bound is one unlimited cache. Run: python benchmarks/balance.py [trace|heavy|small|full|tenants|crowded|tight|long ...] [--seeds N] [--policies a,b]
 """
 
 import argparse
@@ -20,13 +23,13 @@ import heapq
 import itertools
 import json
 import random
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.router.config import Settings
 from dynctl.router.desk import load_policy
-from dynctl.router.placement import Order, Placement
+from dynctl.router.placement import Order, Placement, Unplaced
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.prompt import Hashers, Prompt
 from dynctl.router.worker_table import WorkerTable
@@ -37,6 +40,7 @@ SYSTEM, USER, ASSISTANT = 4, 5, 6
 NUM_ENGINES = 4
 EVENT_DELAY_S = 0.002
 OUT_TOKENS = 32
+OUT_BLOCKS = OUT_TOKENS // BLOCK + 1
 QUARTER = 1 / 4 / NUM_ENGINES
 HASHERS = Hashers("bench")
 HASHER = HASHERS.of(BLOCK)
@@ -61,8 +65,9 @@ class Trace:
     """Standard deviation of the logarithm of what a prefill takes."""
     share: float = 0.0
     """Of the working set that one engine's cache holds; 0: `capacity` says it."""
-    tells_capacity: bool = False
-    """Whether engines say how much they hold, as real ones do and the harness's do not."""
+    tells_capacity: bool = True
+    """Whether engines say how much they hold: real ones do, the harness's do not."""
+    gap_s: float = 8e-3
 
 
 TRACES = {
@@ -71,6 +76,8 @@ TRACES = {
     "small": Trace(convs=180, share=QUARTER),
     "full": Trace(convs=180, think_s=3.0, share=QUARTER),
     "tenants": Trace(convs=180, think_s=1.5, groups=24, sys_words=2048, share=QUARTER),
+    "crowded": Trace(80, conv_rate=16.0, think_s=0.3, prefill_us=150.0, capacity=900, first_seed=3),
+    "tight": Trace(sys_words=16, user_words=300, capacity=900, gap_s=50e-3),
     "long": Trace(
         *(8, 12, 1, 2, 40),
         think_s=60.0,
@@ -80,7 +87,6 @@ TRACES = {
         engines=2,
         noise=0.3,
         share=0.6,
-        tells_capacity=True,
     ),
 }
 
@@ -143,15 +149,16 @@ def depth_in(held, tokens, hashes, depth=0):
     return depth
 
 
-def insert(held, hashes, capacity):
-    """Put a prompt's blocks into an LRU cache; what is new there, and what had to go."""
+def insert(held, hashes, capacity, in_use=()):
+    """Put a prompt's blocks into an LRU cache; what is new there, and what had to go: nothing that is in use."""
     stored = [block for block in hashes if block not in held]
     held.update(dict.fromkeys(stored))
     for block in reversed(hashes):
         held.move_to_end(block)
-    removed = []
-    while len(held) > capacity:
-        removed.append(held.popitem(last=False)[0])
+    idle = (block for block in held if block not in in_use)
+    removed = list(itertools.islice(idle, max(len(held) - capacity, 0)))
+    for block in removed:
+        del held[block]
     return stored, removed
 
 
@@ -178,9 +185,10 @@ class Engine:
     def __init__(self, clock, name, trace, capacity, on_event):
         self.clock, self.name, self.on_event = clock, name, on_event
         self.capacity = capacity
-        self.prefill_s, self.base_s, self.gap_s = trace.prefill_us * 1e-6, 2e-3, 8e-3
+        self.prefill_s, self.base_s, self.gap_s = trace.prefill_us * 1e-6, 2e-3, trace.gap_s
         self.noise, self.rng = trace.noise, random.Random(name)
         self.cache, self.queue, self.is_busy = OrderedDict(), deque(), False
+        self.in_use = Counter()
         self.num_requests = self.prompt_tokens = self.cached_tokens = 0
         self.work_s = 0.0
 
@@ -190,11 +198,12 @@ class Engine:
             self._next()
 
     def _next(self):
-        self.is_busy = bool(self.queue)
-        if not self.queue:
+        self.is_busy = bool(self.queue) and self._has_room(self.queue[0][1])
+        if not self.is_busy:
             return
         request = self.queue.popleft()
         tokens, hashes = request[:2]
+        self.in_use.update(hashes)
         cached, load_s = self._look_up(tokens, hashes)
         self.num_requests += 1
         self.prompt_tokens += len(tokens)
@@ -204,6 +213,10 @@ class Engine:
         self.work_s += cost_s
         self.clock.after(cost_s, self._prefilled, request, cached)
 
+    def _has_room(self, hashes):
+        more = len([block for block in hashes if block not in self.in_use]) + OUT_BLOCKS
+        return not self.in_use or len(self.in_use) + more <= self.capacity
+
     def _look_up(self, tokens, hashes):
         """Tokens that need not be computed, and the seconds it takes to have them."""
         return depth_in(self.cache, tokens, hashes) * BLOCK, 0.0
@@ -212,16 +225,19 @@ class Engine:
         tokens, hashes, on_first, on_done = request
         self._insert(hashes)
         on_first(cached)
-        self.clock.after(self.gap_s * (OUT_TOKENS - 1), self._finish, tokens, on_done)
+        self.clock.after(self.gap_s * (OUT_TOKENS - 1), self._finish, tokens, hashes, on_done)
         self._next()
 
-    def _finish(self, tokens, on_done):
+    def _finish(self, tokens, hashes, on_done):
         out = answer_to(tokens)
         self._insert(HASHER.prompt(tokens + out[:-1]).hashes())
+        self.in_use -= Counter(hashes)
         on_done(out)
+        if not self.is_busy:
+            self._next()
 
     def _insert(self, hashes):
-        stored, removed = insert(self.cache, hashes, self.capacity)
+        stored, removed = insert(self.cache, hashes, self.capacity, self.in_use)
         if stored or removed:
             self.clock.after(EVENT_DELAY_S, self.on_event, self.name, stored, removed)
 
@@ -241,7 +257,7 @@ class Run:
 
     def __post_init__(self):
         settings = Settings()
-        self.clock = Clock()
+        self.clock, self.waiting = Clock(), deque()
         self.table, self.index = WorkerTable(settings), PrefixIndex()
         self.placement = Placement(
             self.table, self.index, load_policy(self.policy), settings, random.Random(self.seed)
@@ -278,16 +294,28 @@ class Run:
 
     def _turn(self, tokens, turns, turn):
         tokens = [*tokens, USER, *turns[turn][0], ASSISTANT]
-        now_s = self.clock.now_s
         prompt = Prompt.known(HASHERS, tokens)
-        placed = self.placement.place(Order("r", prompt, None, OUT_TOKENS), now_s)
+        self.waiting.append((prompt, self.clock.now_s, tokens, turns, turn))
+        self._place()
+
+    def _place(self):
+        while self.waiting:
+            prompt, *asked = self.waiting[0]
+            placed = self.placement.place(Order("r", prompt, None, OUT_TOKENS), self.clock.now_s)
+            if isinstance(placed, Unplaced):
+                return
+            self.waiting.popleft()
+            self._send(placed, *asked)
+
+    def _send(self, placed, asked_s, tokens, turns, turn):
+        now_s = self.clock.now_s
         booking = placed.main
         worker = booking.worker
         self.predicted_tokens += placed.overlap_tokens
 
         def first(cached):
             first_s = self.clock.now_s
-            self.ttfts_ms.append((first_s - now_s) * 1e3)
+            self.ttfts_ms.append((first_s - asked_s) * 1e3)
             self.firsts_s.append(first_s)
             began_s = max(now_s, worker.prefill_ended_s)
             booking.prefill_ended(first_s)
@@ -295,10 +323,11 @@ class Run:
 
         def done(out):
             booking.release()
-            worker.gaps_took(8.0)
+            worker.gaps_took(self.trace.gap_s * 1e3)
             self.table.lengths.learn("", OUT_TOKENS)
             if turn + 1 < len(turns):
                 self.clock.after(turns[turn][1], self._turn, tokens + out, turns, turn + 1)
+            self._place()
 
         self.engines[worker.id].submit(tokens, first, done)
 

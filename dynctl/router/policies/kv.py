@@ -11,8 +11,9 @@ from operator import itemgetter
 
 from dynctl.router.choosing import WATERMARK, Load, Need
 
-_FULL_MS = 2000.0
-"""What an engine with full KV memory costs more: about a preemption and its recompute. A guess."""
+_FULL = 0.2
+"""What an engine with full KV memory costs more, in prefills of what is to be there in the end: somebody may be preempted, and
+computed again. At more, prefixes are given up for a danger that mostly passes. Tuned: benchmarks/balance.py."""
 
 _SHARE = 0.75
 """What one fair share above the fair share costs, in prefills of this prompt; …"""
@@ -133,7 +134,7 @@ def _costs(
         + (prompt - overlap) * uncached_ms
         + ((free_at_s - now_s) * 1e3 if free_at_s > now_s else 0.0)
         + output * decode_ms
-        + (_memory_ms(prompt_tokens - room, capacity) if prompt_tokens > room else 0.0)
+        + (_memory_ms(need, prompt_tokens - room, capacity) if prompt_tokens > room else 0.0)
         + (
             (excess := (recent - fair) * shares) * (linear_ms + square_ms * excess)
             if recent > fair
@@ -164,7 +165,7 @@ def _all_terms(
             *_prefill_terms(need, load, overlap),
             _room_ms(need, load, overlap),
             need.output_tokens * load.decode_ms_per_token,
-            _memory_ms(need.prompt_tokens - load.room_tokens, load.capacity_tokens),
+            _memory_ms(need, need.prompt_tokens - load.room_tokens, load.capacity_tokens),
             (excess := max(load.recent - fair, 0.0) * shares)
             * share_ms
             * (_SHARE + _SHARE_SQUARE * excess),
@@ -188,12 +189,13 @@ def _room_ms(need: Need, load: Load, overlap: int) -> float:
     return (need.prompt_tokens - overlap) * per_token_ms
 
 
-def _memory_ms(excess_tokens: float, capacity: int) -> float:
+def _memory_ms(need: Need, excess_tokens: float, capacity: int) -> float:
     """Grow smoothly from the watermark to beyond full."""
     if excess_tokens <= 0.0:
         return 0.0
+    full_ms = _FULL * (need.prompt_tokens + need.output_tokens) * need.ms_per_token
     used = excess_tokens / capacity / (1.0 - WATERMARK)
-    return float(_FULL_MS * min(used, 2.0) ** 2)
+    return float(full_ms * min(used, 2.0) ** 2)
 
 
 POLICY = _Kv()
