@@ -1,5 +1,6 @@
 """`dynctl plan`: lay out pools on the hosts and say what to expect. IO: ssh, files, terminal."""
 
+import shlex
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -136,9 +137,9 @@ def command(
     is_changed = _write(path, made.plan)
     extra = _Extra(why, simulate, seed, second, predictor_timeout)
     failure = _print(made, extra, output)
-    following = f"dynctl up{_flags(inventory, local=local)}"
-    if python_topology is not None:
-        following = f"dynctl up {path} -i {python_topology}"
+    source = inventory if python_topology is None else python_topology
+    named = "" if out is None and python_topology is None else f" {shlex.quote(str(path))}"
+    following = f"dynctl up{named}{_flags(source, local=local)}"
     say(f"{'wrote' if is_changed else 'no changes in'} {path}; next: {following}")
     _tell_unfit(case.topology, made.plan)
     _raise_failures(case.topology, path)
@@ -222,7 +223,7 @@ def _compare(text: str, case: "Case", *, advanced: bool, output: PlanOutput) -> 
 def _flags(inventory: Path, *, local: bool) -> str:
     if local:
         return " --local"
-    return "" if inventory == DEFAULT_INVENTORY else f" -i {inventory}"
+    return "" if inventory == DEFAULT_INVENTORY else f" -i {shlex.quote(str(inventory))}"
 
 
 async def _survey(wanted: Inventory, captures: list[str]) -> "Case":

@@ -91,7 +91,8 @@ def test_plan_prints_for_programs_on_stdout_alone(tmp_path, capsys, output):
 
     assert run(["plan", "-o", output, "--out", "other.yaml"]) == 0
 
-    out = capsys.readouterr().out
+    out, told = capsys.readouterr()
+    assert "wrote other.yaml; next: dynctl up other.yaml\n" in told
     if output == "json":
         assert json.loads(out)["schema"] == "dynctl.plan/1"
     else:
