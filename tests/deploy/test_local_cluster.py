@@ -471,6 +471,7 @@ def test_up_ends_when_caches_were_heard_of_and_names_engines_whose_are_not(clust
     assert row == {
         "router": "chat-router",
         "policy": "prefix",
+        "stickiness": 1.0,
         "shadow": "random",
         "num_decisions": 0,
     }
