@@ -478,4 +478,4 @@ def test_up_ends_when_caches_were_heard_of_and_names_engines_whose_are_not(clust
     assert "there are: kv," in cluster.run("policy", "best", code=2).stderr
     assert "no router of deployment b" in cluster.run("policy", "--deployment", "b", code=4).stderr
     ended = cluster.run("policy", "--no-shadow").stdout
-    assert ended.splitlines()[1].split() == ["chat-router", "prefix", "–", "–"]
+    assert ended.splitlines()[1].split() == ["chat-router", "prefix", "1", "–", "–"]
