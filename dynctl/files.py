@@ -1,7 +1,16 @@
-"""Files that survive power loss: whole-file replacement. IO: files."""
+"""Files that survive power loss: whole-file replacement; and what the system says of calls that failed. IO: files."""
 
 import os
+import socket
+import ssl
 from pathlib import Path
+
+
+def reason(error: OSError) -> str:
+    """The system's own words, without number, path or address: asyncio's texts repeat them."""
+    if error.errno and not isinstance(error, ssl.SSLError | socket.gaierror):
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
 
 
 def write_atomic(path: Path, content: bytes, mode: int = 0o600) -> None:

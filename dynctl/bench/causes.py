@@ -1,12 +1,15 @@
-"""Why a server could not be asked, in an operator's words and with the next step. Pure."""
+"""Why a server could not be asked, in an operator's words and with the next step.
 
-import os
+IO: the kinds of errors aiohttp and the system know.
+"""
+
 import socket
 import ssl
 
 import aiohttp
 
 from dynctl.core.text import clean
+from dynctl.files import reason
 
 _IS_UP = "is it up? `dynctl status` shows where the router listens"
 _KINDS: tuple[tuple[type[Exception], str, str], ...] = (
@@ -29,5 +32,5 @@ def cause(error: Exception) -> tuple[str, str]:
         if isinstance(inner, kind):
             return what, next_step
     if isinstance(inner, OSError) and inner.errno:
-        return os.strerror(inner.errno).lower(), _IS_UP
+        return reason(inner).lower(), _IS_UP
     return clean(str(inner)) or type(inner).__name__, _IS_UP

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from dynctl.core.inventory import Inventory
 from dynctl.core.links import LinkBook
 from dynctl.core.plan import Plan
-from dynctl.core.text import reason
 from dynctl.errors import DynctlError, InventoryError
+from dynctl.files import reason
 
 if TYPE_CHECKING:
     from dynctl.planner.calibration import Calibration

@@ -1,6 +1,7 @@
 """`dynctl status`: what runs, and where. IO: ssh, terminal."""
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dynctl.cli.kept import read_plan
@@ -59,8 +60,6 @@ async def _status(client: "AgentClient | DynctlError") -> "AgentStatus | DynctlE
 
 
 def _show(wanted: Inventory, results: dict[str, Any], output: Output) -> None:
-    from dynctl.core.deployment import EngineState
-    from dynctl.deploy.awaited import awaited, waiting_for_unseen
     from dynctl.deploy.reach import NotHereError
     from dynctl.errors import DynctlError, ExitCode
     from dynctl.remote.outcomes import failures_of, raise_host_failures
@@ -105,10 +104,20 @@ def _show(wanted: Inventory, results: dict[str, Any], output: Output) -> None:
     raise_host_failures(
         {n: r for n, r in results.items() if n not in absent or n in expected}, "answered"
     )
+    unasked = [entry.name for entry in wanted.hosts if entry.name not in results]
+    _raise_unready(statuses, unasked)
+
+
+def _raise_unready(statuses: "Mapping[str, AgentStatus]", unasked: Sequence[str]) -> None:
+    """End with 6 when something ought to be ready and is not."""
+    from dynctl.core.deployment import EngineState
+    from dynctl.deploy.awaited import awaited, waiting_for_unseen
+    from dynctl.errors import DynctlError, ExitCode
+
     # What is beside a unit is on its way in or out, and the unit itself serves.
     units = [unit for _, unit in awaited(statuses) if not unit.beside]
     unready = [unit for unit in units if unit.state is not EngineState.READY]
-    if unasked := [entry.name for entry in wanted.hosts if entry.name not in results]:
+    if unasked:
         unjudged = waiting_for_unseen(statuses.values())
         for unit in unjudged:
             where = ", ".join(unasked)

@@ -1,9 +1,6 @@
-"""Text from hosts and of the system is data: cleaned and bounded before a person sees it. Pure."""
+"""Text from hosts is data: cleaned and bounded before a person sees it. Pure."""
 
-import os
 import re
-import socket
-import ssl
 
 # Whole escape sequences first: were their first character dropped alone, the rest would be left as text.
 _CONTROL = re.compile(
@@ -17,13 +14,6 @@ def clean(text: str, max_chars: int = 200) -> str:
     """Drop escape sequences and control characters, join lines, cut at `max_chars` with an ellipsis."""
     flat = " ".join(_CONTROL.sub("", text[: max_chars * 20]).split())
     return flat if len(flat) <= max_chars else flat[: max_chars - 1] + "…"
-
-
-def reason(error: OSError) -> str:
-    """What the system said, without number, path or address: asyncio's own texts repeat them."""
-    if error.errno and not isinstance(error, ssl.SSLError | socket.gaierror):
-        return os.strerror(error.errno)
-    return clean(error.strerror or str(error))
 
 
 def is_name(text: str) -> bool:

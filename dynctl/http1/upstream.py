@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, cast
 
-from dynctl.core.text import reason
+from dynctl.files import reason
 from dynctl.http1.call import Call, ResponseSink, UpstreamError
 from dynctl.http1.connection import Connection, KnownAnswer
 from dynctl.http1.message import Header, field_lines

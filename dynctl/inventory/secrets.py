@@ -10,8 +10,9 @@ from pathlib import Path
 
 from dynctl.core.command import Secret
 from dynctl.core.inventory import Inventory
-from dynctl.core.text import clean, reason
+from dynctl.core.text import clean
 from dynctl.errors import DynctlError
+from dynctl.files import reason
 from dynctl.inventory.interpolate import UnresolvedError, read_text, replace_secrets
 
 COMMAND_TIMEOUT_S = 30.0

@@ -17,8 +17,9 @@ import asyncssh
 from asyncssh.public_key import get_default_certificate_algs, get_default_public_key_algs
 
 from dynctl.core.inventory import SshSettings
-from dynctl.core.text import clean, reason
+from dynctl.core.text import clean
 from dynctl.errors import ConnectError, TrustError
+from dynctl.files import reason
 from dynctl.remote.dial import dial
 from dynctl.remote.keys import KeyRing
 from dynctl.remote.known_hosts import HostKey, KnownHosts, KnownKey, lookup_name

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from dynctl.core.snapshot import HostSnapshot, Snapshot
-from dynctl.core.text import reason
 from dynctl.errors import DynctlError
+from dynctl.files import reason
 
 PERIOD_S = 1.0
 ANSWER_TIMEOUT_S = 5.0

@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from dynctl.core.text import reason
+from dynctl.files import reason
 from dynctl.inventory.problems import suggest
 
 
