@@ -1,6 +1,7 @@
 """A body like one before it is read as if it were parsed anew, and nothing unsound becomes sound by that."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -16,8 +17,17 @@ TEXTS = (
     "w1",
     "user",
     "model",
+    "prompt",
+    "content",
     '":"',
+    ":",
+    ": ",
+    ":\t",
     ",",
+    ", ",
+    "}",
+    ":[",
+    "}]}",
     "{[",
     "é\U0001f469",
     "\x7f\x80",
@@ -25,7 +35,22 @@ TEXTS = (
     'a"b',
     "c\\d",
 )
-RAW = (b"", b"plain", b"[{:,", b'"', b'","model":"other', b"\\", b"\\n", b"\\u0022", b"\n", b"\x00")
+RAW = (
+    b"",
+    b":",
+    b": ",
+    b", ",
+    b":5,",
+    b"plain",
+    b"[{:,",
+    b'"',
+    b'","model":"other',
+    b"\\",
+    b"\\n",
+    b"\\u0022",
+    b"\n",
+    b"\x00",
+)
 RAW += (b"\x7f", b"\xff", b"\xc3\xa9", b"\xed\xa0\x80", b'"}]}', b"x" * 2000)
 
 extras = st.dictionaries(
@@ -37,20 +62,19 @@ extras = st.dictionaries(
     max_size=4,
 )
 bodies = st.builds(
-    lambda extra, text, separators, first: json.dumps(
+    lambda extra, text, first: (
         ({"model": "m", **extra} if first else {**extra, "model": "m"})
         | {
             "prompt": text,
             "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": text}],
-        },
-        separators=separators,
-        ensure_ascii=False,
+        }
     ),
     extras,
     st.sampled_from(TEXTS),
-    st.sampled_from([(",", ":"), (", ", ": ")]),
     st.booleans(),
 )
+gaps = st.sampled_from([":", ": ", ":\t", " :", ":\n"])
+"""Between a key and its value: another one before the text than elsewhere may make the text look like it."""
 
 
 def facts(read):
@@ -63,22 +87,24 @@ def facts(read):
     return (*values, request.num_chars, request.main_body("m", None), request.main_body("x", None))
 
 
-def of(endpoint, body):
-    document = json.loads(body)
-    del document["prompt" if endpoint == CHAT else "messages"]
-    return json.dumps(document, ensure_ascii=False).encode()
+def of(endpoint, body, gap):
+    other, key = ("prompt", "content") if endpoint == CHAT else ("messages", "prompt")
+    document = {key: value for key, value in body.items() if key != other}
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+    return f'"{key}"{gap}'.join(text.rsplit(f'"{key}":', 1)).encode()
 
 
 @given(
     st.lists(bodies, min_size=1, max_size=3),
+    gaps,
     st.sampled_from([CHAT, COMPLETIONS]),
     st.lists(st.sampled_from(RAW), min_size=1, max_size=3),
     st.integers(0, 400),
 )
 @settings(max_examples=500, deadline=None)
-def test_a_known_body_reads_as_a_new_one(documents, endpoint, middles, place):
+def test_a_known_body_reads_as_a_new_one(documents, gap, endpoint, middles, place):
     known = KnownBodies()
-    contents = [of(endpoint, document) for document in documents]
+    contents = [of(endpoint, document, gap) for document in documents]
     for content in contents:
         facts(lambda content=content: known.read(endpoint, content, SETTINGS))
     # The same again, with other bytes in the place of a text, and with bytes put in anywhere.
@@ -91,6 +117,46 @@ def test_a_known_body_reads_as_a_new_one(documents, endpoint, middles, place):
             )
             found = facts(lambda content=content, where=where: known.read(where, content, SETTINGS))
             assert found == anew
+
+
+def outcomes(endpoint, known_content, content):
+    """As a client has it whose body before was another, and as one has it who comes first."""
+    known = KnownBodies()
+    facts(lambda: known.read(endpoint, known_content, SETTINGS))
+    return (
+        facts(lambda: known.read(endpoint, content, SETTINGS)),
+        facts(lambda: parse_request(endpoint, content, SETTINGS)),
+    )
+
+
+@given(bodies, gaps, st.sampled_from([CHAT, COMPLETIONS]), st.sampled_from(RAW))
+@settings(max_examples=300, deadline=None)
+def test_what_stands_between_any_two_quotes_may_be_anything_else(body, gap, endpoint, raw):
+    content = of(endpoint, body, gap)
+    quotes = [place for place, byte in enumerate(content) if byte == ord('"')]
+    for one, other in pairwise(quotes):
+        found, anew = outcomes(endpoint, content, content[: one + 1] + raw + content[other:])
+        assert found == anew
+
+
+@pytest.mark.parametrize(
+    ("learned", "content"),
+    [
+        (b'{"model":"m","prompt": ": "}', b'{"model":"m","prompt":": "}'),
+        (b'{"model":"m","prompt": ": "}', b'{"model":"m","prompt"garbage": "}'),
+        (b'{"model":"m","prompt": ": "}', b'{"model":"m","prompt":5,": "}'),
+        (b'{"model":"m","prompt":":"}', b'{"model":"m","prompt":"another"}'),
+        (b'{"model":"m","prompt":","}', b'{"model":"m"garbage"prompt":","}'),
+        (b'{"model":"prompt","prompt":"prompt"}', b'{"model":"prompt","other":"prompt"}'),
+        (
+            b'{"user":"\\"","model":"m","prompt": ": "}',
+            b'{"user":"\\"","model":"m","prompt":5": "}',
+        ),
+    ],
+)
+def test_a_prompt_that_looks_like_what_stands_around_it_is_not_taken_for_it(learned, content):
+    found, anew = outcomes(COMPLETIONS, learned, content)
+    assert found == anew
 
 
 def body_of(text, **more):

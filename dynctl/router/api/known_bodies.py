@@ -63,10 +63,16 @@ class _Shape:
         "_request",
     )
 
-    def __init__(self, content: bytes, request: ApiRequest, text: bytes, num_chars: int) -> None:
-        """`text` is the string's, with its quotes, found just once in `content` and as often in the body encoded anew."""
-        self._before, self._behind = _around(content, text)
-        self._encoded_before, self._encoded_behind = _around(request.encoded, text)
+    def __init__(
+        self,
+        request: ApiRequest,
+        around: tuple[bytes, bytes],
+        encoded_around: tuple[bytes, bytes],
+        num_chars: int,
+    ) -> None:
+        """What stands around the text, in the body and in the same encoded anew."""
+        self._before, self._behind = around
+        self._encoded_before, self._encoded_behind = encoded_around
         self._request = request.again(b"", 0)
         self._num_chars = num_chars
         """Of the prompt, without that text."""
@@ -88,22 +94,29 @@ class _Shape:
         return request.again(encoded, self._num_chars + num_chars)
 
 
-def _around(content: bytes, text: bytes) -> tuple[bytes, bytes]:
-    """What stands before and behind a string, its quotes included."""
-    start = content.find(text)
-    return content[: start + 1], content[start + len(text) - 1 :]
+def _around(content: bytes, text: bytes) -> tuple[bytes, bytes] | None:
+    """What stands before and behind the string `text`, quotes included; None unless exactly one string is it.
+
+    Without escapes every second quote ends a string: what a string holds is never taken for what stands between two.
+    """
+    if b"\\" in content:
+        return None
+    parts = content.split(b'"')
+    strings = parts[1::2]
+    if strings.count(text) != 1:
+        return None
+    place = 2 * strings.index(text) + 1
+    return b'"'.join([*parts[:place], b""]), b'"'.join([b"", *parts[place + 1 :]])
 
 
 def _learn(content: bytes, request: ApiRequest) -> _Shape | None:
-    """The shape of a body whose prompt, or last message, is one string found nowhere else; None for any other.
-
-    Without escapes every quote begins or ends a string, so the string stands there as it is, quotes around it.
-    """
+    """The shape of a body whose prompt, or last message, is one string, equal to no other there; None for any other."""
     body = request.body
     value = body["messages"][-1].get("content") if request.endpoint == CHAT else body["prompt"]
-    if not isinstance(value, str) or b"\\" in content:
+    if not isinstance(value, str):
         return None
-    text = b'"%b"' % value.encode()
-    if content.count(text) != 1 or request.encoded.count(text) != 1:
+    text = value.encode()
+    around, encoded_around = _around(content, text), _around(request.encoded, text)
+    if around is None or encoded_around is None:
         return None
-    return _Shape(content, request, text, request.num_chars - len(value))
+    return _Shape(request, around, encoded_around, request.num_chars - len(value))
