@@ -121,18 +121,20 @@ class Server:
         """Of the listening sockets."""
         return [one.fileno() for one in _sockets_of(self._listener)] if self._listener else []
 
-    def stop_listening(self) -> None:
-        """Accept no more connections; those there are go on, each told with its next answer to connect anew."""
+    async def stop_listening(self) -> None:
+        """Accept no more connections; those there are go on, each told with its next answer to connect anew.
+
+        Once it has returned, whoever connects finds nobody here, or the successor.
+        """
         self.is_retiring = True
-        self._close_listener()
+        await self._close_listener()
 
     async def retire(self, idle_s: float, limit_s: float) -> None:
         """Stop listening and wait until nobody is left, at most `limit_s`.
 
         Who asks nothing for `idle_s` is let go before.
         """
-        self.stop_listening()
-        await self._let_in()
+        await self.stop_listening()
         self.idle_timeout_s = min(self.idle_timeout_s, idle_s)
         for connection in self._connections:
             connection.hurry(self.now_s() + idle_s)
@@ -141,8 +143,7 @@ class Server:
     async def close(self, grace_s: float) -> None:
         """Stop listening, let answers under way end within `grace_s`, then cut what is left."""
         self.is_closing = True
-        self._close_listener()
-        await self._let_in()
+        await self._close_listener()
         for connection in tuple(self._connections):
             if connection.is_idle:
                 connection.close_idle()
@@ -199,16 +200,13 @@ class Server:
         else:
             self.port = _sockets_of(listener)[0].getsockname()[1]
 
-    def _close_listener(self) -> None:
-        """Accept nobody from now on."""
+    async def _close_listener(self) -> None:
+        """Accept nobody from now on; who was accepted already is let in."""
         if self._listener is not None:
             for descriptor in self.descriptors:
                 self._loop.remove_reader(descriptor)
             # A connection that is accepted and not made yet would be lost with its listener: it comes first.
             self._loop.call_soon(self._listener.close)
-
-    async def _let_in(self) -> None:
-        """Wait for those who were accepted before the listener was closed."""
         for _ in range(_ACCEPTING_TURNS):
             await asyncio.sleep(0)
 

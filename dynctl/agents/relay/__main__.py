@@ -123,7 +123,7 @@ async def run(context: ssl.SSLContext, address: tuple[str, int], sockets: Socket
         await stop.wait()
         is_followed = offer is not None and offer.is_taken
         for server in servers:
-            server.stop_listening()
+            await server.stop_listening()
         # Only now: who followed a stream connects anew at once, and must reach the successor.
         relay.end_streams()
         async with asyncio.TaskGroup() as group:
