@@ -109,9 +109,10 @@ class Room:
         own_tokens = prompt_tokens + min(tokens - prompt_tokens, self._lookahead)
         own_tokens += self._block_size * (len(self._under_way) + 1)
         left_tokens = self.limit_tokens - elsewhere_tokens - own_tokens
-        if self._is_looking and self._needed_tokens <= left_tokens:
+        is_fresh = now_s - self._looked_s <= _FRESH_S
+        if self._is_looking and is_fresh and self._needed_tokens <= left_tokens:
             return True
-        if self._is_due or now_s - self._looked_s > _FRESH_S:
+        if self._is_due or not is_fresh:
             self._look(now_s, gap_s)
         missing_tokens = self._needed_tokens - left_tokens
         if missing_tokens <= 0 or prompt is None or prompt_tokens < missing_tokens:

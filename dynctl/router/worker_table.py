@@ -190,9 +190,13 @@ class WorkerTable:
     ) -> Sequence[Worker]:
         """The engines that may take one more; slow starters only when the others have no room either.
 
-        It needs so many tokens of KV memory; its prompt, where that is given, may have some in common with others.
+        It needs so many tokens of KV memory; its prompt, where that is given, may have some in common with others. Engines
+        that could never hold it are asked only where none could.
         """
         is_small = tokens <= self.tally.small_tokens
+        everybody = workers
+        if prompt is not None and not is_small:
+            workers = [worker for worker in workers if not worker.is_beyond(prompt)] or workers
         free: Sequence[Worker] = [
             worker
             for worker in workers
@@ -202,7 +206,7 @@ class WorkerTable:
         if self._num_joining:
             settled = [worker for worker in free if not self._is_held_back(worker, now_s, workers)]
             free = settled or free
-        return free if len(free) < len(workers) else workers
+        return free if len(free) < len(everybody) else everybody
 
     def left_out(
         self,

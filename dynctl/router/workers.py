@@ -233,6 +233,9 @@ class Worker:
         room = self.room
         if not (self.active_requests and room.limit_tokens):
             return True
+        if prompt is not None and self.is_beyond(prompt):
+            # It need not wait to be refused, nor let others wait behind it.
+            return True
         shared_tokens = room.shared_tokens
         gap_s = self._tally.pressure.gap_ms * self.pace.value / 1e3
         elsewhere = self.active_tokens - room.booked_tokens
@@ -240,6 +243,11 @@ class Worker:
         if shared_tokens != room.shared_tokens:
             self.cached_load = None
         return is_fit
+
+    def is_beyond(self, prompt: Prompt) -> bool:
+        """Whether its engine can never take a prompt, however little else runs there, and says so at once."""
+        limit_tokens = self.room.limit_tokens
+        return 0 < limit_tokens < prompt.num_tokens
 
     def crowding(self) -> float:
         """How soon what is stored here pushes out what may be wanted again: the fuller its cache and the more it stores."""

@@ -132,6 +132,25 @@ def test_what_fits_nowhere_waits_while_others_run_and_goes_anywhere_idle():
     assert isinstance(place(placement, [5] * 3000), Unplaced)
 
 
+def test_a_prompt_beyond_all_memory_goes_to_a_busy_engine_to_be_refused():
+    placement = placement_of(info("e0", 4000), info("e1", 4000))
+    for ids in ([1] * 3000, [2] * 3000):
+        assert isinstance(place(placement, ids), Placed)
+    assert isinstance(place(placement, [3] * 3000), Unplaced), "it fits once another is done"
+    assert isinstance(place(placement, [4] * 4001), Placed)
+
+
+def test_a_prompt_that_only_a_larger_engine_can_hold_waits_for_that():
+    placement = placement_of(info("small", 2000), info("large", 8000))
+    first = place(placement, [1] * 5000)
+    assert isinstance(first, Placed)
+    assert first.main.worker.id == "large", "though the other does nothing, too"
+    assert isinstance(place(placement, [2] * 5000), Unplaced)
+    first.main.release()
+    second = place(placement, [2] * 5000)
+    assert second.main.worker.id == "large"
+
+
 @pytest.mark.parametrize(
     "change", [{"kv_capacity_tokens": 0}, {"kv_lookahead_tokens": 0}, {"size": 0}]
 )
@@ -160,6 +179,22 @@ def test_what_answers_have_said_counts_and_so_many_further_tokens_of_each():
         made = place(placement, [3] * fits, now_s=now_s)
         assert isinstance(made, Placed)
         made.main.release()
+
+
+def test_what_was_seen_long_ago_lets_nobody_in():
+    worker = Worker(info("e0", 16_000), Settings())
+    prompt = Prompt.known(HASHERS, [99] * 1000)
+    bookings = [
+        worker.book(100, 100, 1200, 0.0, prompt=Prompt.known(HASHERS, [i + 1] * 100))
+        for i in range(12)
+    ]
+    for booking in bookings:
+        booking.prefill_ended(0.0)
+    assert worker.fits(prompt, 1100, 0.0)
+    for booking in bookings:
+        booking.num_seen = 1199
+    # In use are 15,588: nothing came and nothing ended, but the answers went on.
+    assert not worker.fits(prompt, 1100, 1000.0)
 
 
 def test_what_another_process_has_sent_takes_room_too():
@@ -216,6 +251,23 @@ def test_a_short_look_ahead_spares_most_preemptions_and_takes_no_longer():
 
 
 # With engines
+
+
+def test_a_prompt_beyond_all_memory_is_refused_by_its_engine_and_holds_nobody_up(run, short_dir):
+    async def main():
+        sims = [Sim("e0", short_dir, num_blocks=257, decode_ms=5.0, max_model_len=4096)]
+        async with routed_sims(*sims, settings={"queue_timeout_s": 100}) as bench:
+            rng, words = random.Random(1), bench.text.words
+            running = asyncio.create_task(generate(bench, prompt_of(rng, words, 2500), 600))
+            await until(lambda: bench.desk.workers.get("e0").active_tokens > 2500)
+            large, small = await asyncio.gather(
+                bench.client.complete(model="sim", prompt=prompt_of(rng, words, 5000)),
+                bench.client.complete(model="sim", prompt=prompt_of(rng, words, 200), max_tokens=5),
+            )
+            assert (large.status, small.status, running.done()) == (400, 200, False)
+            assert len(await running) == 600
+
+    run(main)
 
 
 def test_requests_queue_at_the_router_for_kv_memory_and_explain_says_so(run, short_dir, capsys):
