@@ -255,8 +255,7 @@ class Replay:
         if is_last:
             del self._by_sequence[sequence]
             flight.is_done = True
-            ledger.answered(Leg.MAIN, _usage(flight, flight.num_tokens))
-            ledger.ended()
+            ledger.ended(_usage(flight, flight.num_tokens))
             self._workers.lengths.learn(_route_key(flight.call), flight.num_tokens)
             ledger.bookings.pop(Leg.MAIN).release()
             self._pump()

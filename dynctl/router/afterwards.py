@@ -1,11 +1,18 @@
 """What is done for a request once its client has what it waits for: after the event loop has slept, or before anybody looks.
 
 Who reads an answer on the same processor runs only when this process has nothing left to do. Not here: what is to be done.
-IO: an event loop timer.
+What fails there is a fault of ours that no client is to see. IO: an event loop timer.
 """
 
 import asyncio
+import logging
+from collections.abc import Callable
 from typing import Final, Protocol
+
+from dynctl.router.metrics import Counter
+
+log = logging.getLogger("dynctl.router")
+
 
 _KEEP_S: Final = 0.002
 """Until books are kept that nobody has asked for."""
@@ -21,8 +28,10 @@ class Keeper(Protocol):
 class Afterwards:
     """The requests of one router whose books are still to be kept, oldest first; `close` it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, faults: Counter) -> None:
+        """`faults` counts books that could not be kept."""
         self._loop = loop
+        self._faults = faults
         self._left: list[Keeper] = []
         self._timer: asyncio.TimerHandle | None = None
 
@@ -36,7 +45,15 @@ class Afterwards:
         """Keep all that are left, now."""
         left = self._left
         while left:
-            left.pop(0).keep()
+            self.guard(left.pop(0).keep)
+
+    def guard(self, keep: Callable[..., None], *args: object) -> None:
+        """Keep something in the books of a request whose client has its answer, and nobody else's, whatever fails."""
+        try:
+            keep(*args)
+        except Exception:  # whatever it is, the next in turn is not to suffer from it
+            log.exception("the books of a request could not be kept in full")
+            self._faults.add()
 
     def close(self) -> None:
         """Keep all that are left, and stop the timer."""

@@ -50,7 +50,8 @@ class Decision(msgspec.Struct, eq=False):
     policy: str = ""
     unix_s: float = 0.0
     outcome: str = ""
-    """Empty while the request runs; then its end, or the fault of this attempt."""
+    """Empty while the request runs; then its end, or the fault of this attempt; `repeated`: a prefill whose blocks no engine
+    could take, made again."""
     cached_tokens: int | None = None
     """What the engine says it had cached, …"""
     counted_tokens: int = 0

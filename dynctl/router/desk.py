@@ -121,7 +121,7 @@ class Desk:
         self.flights: set[Flight | ShortFlight] = set()
         self.max_flights = settings.max_concurrent_requests
         """In all processes of the port; 0: no limit."""
-        self.afterwards = Afterwards(self.loop)
+        self.afterwards = Afterwards(self.loop, self.metrics.book_faults)
         self.is_draining = False
         self.books: SharedBooks | None = None
         """Set where other processes serve the same port."""

@@ -225,8 +225,7 @@ class Flight:
         self._note_tokens(num_tokens, self._desk.now_s())
         # They leave in one write with the end.
         self._body = out
-        self._ledger.answered(Leg.MAIN, usage)
-        self._ledger.ended()
+        self._desk.afterwards.guard(self._ledger.ended, usage)
         self._do(self._handoff.ended())
 
     def _note_tokens(self, num_tokens: int, now_s: float) -> None:
@@ -251,7 +250,7 @@ class Flight:
         if (answer := read_answer(body)).fault:
             self._faulted(leg, verdicts.bad_answer(answer.fault, is_open=False))
             return
-        self._ledger.answered(leg, answer.usage)
+        self._desk.afterwards.guard(self._ledger.answered, leg, answer.usage)
         if leg is Leg.MAIN:
             self._body = body
             self._ledger.bookings[leg].worker.succeeded(self._desk.loop.time())
@@ -416,7 +415,8 @@ class Flight:
         else:
             self._reply.whole(self._body)
         desk = self._desk
-        self._ledger.completed(self._prompt.num_tokens, desk.workers, desk.hits, desk.probes)
+        books = desk.workers, desk.hits, desk.probes
+        desk.afterwards.guard(self._ledger.completed, self._prompt.num_tokens, *books)
 
     def _cancel_call(self, _: Cancel | None = None) -> None:
         if self._call is not None:
@@ -431,7 +431,7 @@ class Flight:
             desk.budget.num_retrying -= 1
         endpoint = "chat" if self.request.endpoint == CHAT else "completions"
         desk.metrics.requests.add(endpoint, str(self._reply.code))
-        self._ledger.concluded(str(self._handoff.phase), self._reply.code)
+        desk.afterwards.guard(self._ledger.concluded, str(self._handoff.phase), self._reply.code)
         self._exchange.on_gone = self._exchange.on_pause = self._exchange.on_resume = None
         desk.leave(self)
 

@@ -95,6 +95,10 @@ class Ledger:
             if decision.is_fallback:
                 self._metrics.fallbacks.add()
             leg = Leg.PREFILL if decision.leg == "prefill" else Leg.MAIN
+            before = self._decisions.get(leg)
+            if before is not None and before is not decision and not before.outcome:
+                # Its own attempt was well; what came of that was lost, and it is made again.
+                before.outcome = "repeated"
             self._decisions[leg] = decision
 
     def first_token(self, leg: Leg, now_s: float) -> None:
@@ -182,8 +186,9 @@ class Ledger:
         if decision is not None:
             decision.outcome = reason
 
-    def ended(self) -> None:
-        """Learn from a whole answer how fast the engine generates beside its other sequences."""
+    def ended(self, usage: Usage | None) -> None:
+        """Take the engine's count of a stream that is whole, and learn how fast it generates beside its other sequences."""
+        self.answered(Leg.MAIN, usage)
         booking = self.bookings.get(Leg.MAIN)
         num = self.usage.output_tokens if self.usage is not None else self._num_tokens
         if booking is None or self._num_tokens < 2 or num < 2:

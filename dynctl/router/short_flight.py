@@ -284,10 +284,13 @@ class ShortFlight:
 
     def keep(self) -> None:
         """Keep the books of an answer the client has."""
-        if self._answer is None:
-            self._go_on()
-        else:
-            self._keep(self._answer)
+        try:
+            if self._answer is None:
+                self._go_on()
+            else:
+                self._keep(self._answer)
+        finally:
+            self._desk.let_go(self)
 
     def _keep(self, answer: Answer) -> None:
         desk, usage, booking = self._desk, answer.usage, self._booking
@@ -310,7 +313,6 @@ class ShortFlight:
         sums.ended(200)
         decision.outcome = "done"
         metrics.requests.add("chat" if self.request.endpoint == CHAT else "completions", "200")
-        desk.let_go(self)
 
     def note(self) -> Decision:
         """Count the decision and write it down, unless that is done."""

@@ -208,3 +208,25 @@ def test_a_client_that_leaves_during_prefill_frees_both_engines(run):
             assert bench.desk.metrics.client_gone.value("prefill") == 1
 
     run(main)
+
+
+def test_a_prefill_that_is_made_again_is_a_decision_that_has_ended(run):
+    async def main():
+        failed = []
+
+        def once(body):
+            failed.append(body)
+            return "status:500" if len(failed) == 1 else None
+
+        decodes = [FakeEngine(f"d{i}", "decode", script=once) for i in range(2)]
+        async with routed(FakeEngine("p0", "prefill"), *decodes, policy="kv") as bench:
+            assert (await bench.client.complete(prompt="x" * 2000)).status == 200
+            decisions = [(one.leg, one.outcome) for one in bench.desk.ring.newest(9)]
+            assert sorted(decisions) == [
+                ("decode", "done"),
+                ("decode", "error_500"),
+                ("prefill", "done"),
+                ("prefill", "repeated"),
+            ]
+
+    run(main)

@@ -3,20 +3,22 @@
 Not here: what follows from them (`streams`). Not compiled: `msgspec` builds these classes itself. Pure.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
 
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: _Count | None = None
 
 
 class Usage(msgspec.Struct):
     """What the engine counted."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int | None = None
+    prompt_tokens: _Count = 0
+    completion_tokens: _Count | None = None
     prompt_tokens_details: _Details | None = None
 
     @property
@@ -52,23 +54,22 @@ class Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
+_NOTHING = msgspec.Raw(b"null")
+
+
 class Chunk(msgspec.Struct):
     """One event of a stream."""
 
     choices: list[Choice] | None = None
-    usage: Usage | None = None
+    usage: msgspec.Raw = _NOTHING
     error: Any = None
-
-
-class _RawUsage(msgspec.Struct):
-    usage: msgspec.Raw
 
 
 class WholeAnswer(msgspec.Struct):
     """An answer that is not streamed."""
 
     choices: list[Choice] | None = None
-    usage: Usage | None = None
+    usage: msgspec.Raw = _NOTHING
     error: Any = None
     kv_transfer_params: Any = None
 
@@ -85,4 +86,13 @@ class Answer(msgspec.Struct, frozen=True):
 
 decode_chunk = msgspec.json.Decoder(Chunk).decode
 decode_answer = msgspec.json.Decoder(WholeAnswer).decode
-decode_raw_usage = msgspec.json.Decoder(_RawUsage).decode
+
+_decode_usage = msgspec.json.Decoder(Usage | None).decode
+
+
+def read_usage(raw: msgspec.Raw) -> Usage | None:
+    """What an engine counted; None where it did not, or says what cannot be: an answer is no worse for that."""
+    try:
+        return _decode_usage(raw)
+    except msgspec.MsgspecError:
+        return None

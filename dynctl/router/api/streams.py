@@ -18,7 +18,7 @@ from dynctl.router.api.shapes import (
     WholeAnswer,
     decode_answer,
     decode_chunk,
-    decode_raw_usage,
+    read_usage,
 )
 
 _FAILED_REASONS: Final = frozenset(("error", "abort"))
@@ -167,9 +167,9 @@ class StreamFollower:
             return self._break("an event that is no completion chunk")
         if chunk.error is not None:
             return self._break("the engine reported an error")
-        return self._follow_chunk(event, data, chunk)
+        return self._follow_chunk(event, chunk)
 
-    def _follow_chunk(self, event: bytes, data: bytes, chunk: Chunk) -> bytes:
+    def _follow_chunk(self, event: bytes, chunk: Chunk) -> bytes:
         for choice in chunk.choices or ():
             reason = choice.finish_reason
             if reason is not None:
@@ -178,18 +178,20 @@ class StreamFollower:
                 self._has_finish = True
             if choice.text or (choice.delta is not None and _has_token(choice.delta)):
                 self.num_token_events += 1
-        if chunk.usage is not None:
-            self.usage = chunk.usage
+        told = bytes(chunk.usage)
+        has_usage = told != b"null"
+        if has_usage:
+            self.usage = read_usage(chunk.usage)
         elif self._plain is None and self._num_learned < _MAX_LEARNED:
             self._num_learned += 1
             self._teacher = (event, chunk)
         if not self._hides_usage:
             return event
-        if chunk.usage is None:
+        if not has_usage:
             return self._without_null(event)
         if not chunk.choices:
             return b""
-        return event.replace(b',"usage":' + bytes(decode_raw_usage(data).usage), b"", 1)
+        return event.replace(b',"usage":' + told, b"", 1)
 
     def _without_null(self, events: bytes) -> bytes:
         """Cut out the null that an engine asked for usage may write in chunks that have none.
@@ -260,7 +262,7 @@ def read_answer(content: bytes) -> Answer:
         answer = decode_answer(content)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return Answer(None, None, "an answer that is no completion")
-    return Answer(answer.usage, answer.kv_transfer_params, _answer_fault(answer))
+    return Answer(read_usage(answer.usage), answer.kv_transfer_params, _answer_fault(answer))
 
 
 def _answer_fault(answer: WholeAnswer) -> str:
