@@ -10,6 +10,9 @@ from dynctl.router.metrics import Histogram
 _LIMIT_S = 2e-3
 """Of the 99th percentile. Wanted: 200 requests a second on 2 cores, 64 engines and a million blocks."""
 
+_OFF_PER_1000 = 5
+"""It is over when fewer are slow, or when for a whole window no more than the limit were: near the limit it would come and go."""
+
 _WINDOW_S = 60.0
 _MIN_DECISIONS = 100
 _MIN_SLOW = 5
@@ -24,6 +27,8 @@ class Alarms:
         self._is_compiled = is_compiled
         self._seen: deque[tuple[float, tuple[int, ...]]] = deque()
         self._found: list[Finding] = []
+        self._slow_s = 0.0
+        """When too many were slow last."""
 
     def tick(self, now_s: float) -> list[Finding]:
         """Look at what was decided; return findings that are new. Call it about every second."""
@@ -31,16 +36,24 @@ class Alarms:
         while now_s - self._seen[0][0] > _WINDOW_S:
             self._seen.popleft()
         counts = [b - a for a, b in zip(self._seen[0][1], self._seen[-1][1], strict=True)]
-        before, self._found = self._found, self._slow(counts)
-        return [] if before else self._found
+        before, found = self._found, self._slow(counts)
+        if found:
+            self._slow_s = now_s
+        elif now_s - self._slow_s < _WINDOW_S and not _is_over(counts, self._num_slow(counts)):
+            found = before
+        self._found = found
+        return [] if before else found
 
     def findings(self) -> list[Finding]:
         """What is wrong now."""
         return self._found
 
+    def _num_slow(self, counts: Sequence[int]) -> int:
+        return sum(counts[bisect_left(self._decisions.bounds, _LIMIT_S) + 1 :])
+
     def _slow(self, counts: Sequence[int]) -> list[Finding]:
         bounds, total = self._decisions.bounds, sum(counts)
-        num_slow = sum(counts[bisect_left(bounds, _LIMIT_S) + 1 :])
+        num_slow = self._num_slow(counts)
         if total < _MIN_DECISIONS or num_slow < _MIN_SLOW or num_slow * 100 <= total:
             return []
         beyond, position = 0, len(counts)
@@ -62,3 +75,7 @@ class Alarms:
                 hint,
             )
         ]
+
+
+def _is_over(counts: Sequence[int], num_slow: int) -> bool:
+    return num_slow * 1000 <= sum(counts) * _OFF_PER_1000

@@ -63,6 +63,41 @@ def test_it_is_told_once_and_is_over_a_minute_after_the_last_slow_decisions():
     assert alarms.findings() == []
 
 
+def test_near_the_limit_it_does_not_come_and_go():
+    metrics = Metrics()
+    alarms = Alarms(metrics.decision, is_compiled=True)
+    num_told = 0
+    for now_s in range(1, 600):
+        metrics.decision.observe(1e-4, 20)
+        if now_s % 20 < (4 + now_s // 60 % 2):
+            metrics.decision.observe(3e-3)
+        num_told += len(alarms.tick(float(now_s)))
+    assert num_told == 1
+    assert alarms.findings()
+
+
+def test_it_is_over_when_hardly_any_are_slow_or_after_a_whole_window_below_the_limit():
+    metrics, alarms, found = decided((975, 1e-4), (25, 3e-3))
+    assert found
+    metrics.decision.observe(1e-4, 2500)
+    assert alarms.tick(2.0) == []
+    assert alarms.findings() == found, "0.7 % are slow"
+    metrics.decision.observe(1e-4, 2500)
+    alarms.tick(3.0)
+    assert alarms.findings() == [], "0.4 %"
+
+    metrics, alarms, found = decided((975, 1e-4), (25, 3e-3))
+    metrics.decision.observe(1e-4, 2500)
+    for now_s in range(2, 61):
+        metrics.decision.observe(1e-4, 100)
+        metrics.decision.observe(3e-3, 1)
+        alarms.tick(float(now_s))
+        assert alarms.findings() == found
+    metrics.decision.observe(1e-4, 100)
+    alarms.tick(61.0)
+    assert alarms.findings() == []
+
+
 def test_what_is_wrong_with_the_router_is_told_where_findings_are(run):
     async def main():
         async with routed(FakeEngine()) as bench:
