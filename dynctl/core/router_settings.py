@@ -85,7 +85,10 @@ class Settings:
     decisions: int = 10_000
     """Decisions kept for `/decisions`."""
     decision_log_every: int = 1
-    """Where there is a decision log, the decisions of every so manieth request go there; 0: of none."""
+    """Where there is a decision log, the decisions of every n-th request go there, n being this; 0: of none."""
+    decision_log_short_every: int = 16
+    """Of these, short requests (`short_request_chars`) that were answered go there every n-th time only; 0: never. What
+    went wrong goes there always."""
     decision_log_max_bytes: int = 64 * MIB
     """All its files together: the oldest go."""
     short_request_chars: int = 512

@@ -6,6 +6,7 @@ somebody removes is made anew. Not here: when and what is written. IO: files; it
 
 import os
 import re
+import stat
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,9 @@ from pathlib import Path
 _NAME = re.compile(r"decisions-\d{8}T\d{9}-\d+\.jsonl")
 _NUM_FILES = 8
 """The bound is kept by whole files: as many as this, so that an eighth is forgotten at once."""
+
+_CAREFULLY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""A link leads elsewhere, and a pipe would hold the thread for ever."""
 
 
 class DecisionFiles:
@@ -37,8 +41,7 @@ class DecisionFiles:
         if path is None or size is None or size + len(lines) > self._file_bytes:
             path = self._begin()
         self._make_room(path, len(lines))
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(path, flags, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _CAREFULLY, 0o600)
         try:
             size = os.fstat(descriptor).st_size
             try:
@@ -55,7 +58,7 @@ class DecisionFiles:
         found: list[bytes] = []
         for path in reversed(paths_in(self.directory)):
             try:
-                data = path.read_bytes()
+                data = _content(path)
             except OSError:
                 continue
             at = len(data)
@@ -77,32 +80,49 @@ class DecisionFiles:
         found = []
         for path in paths_in(self.directory):
             with suppress(OSError):
-                facts = path.stat()
+                facts = path.lstat()
                 found.append((facts.st_mtime_ns, facts.st_size, path))
         total = sum([size for _, size, _ in found]) + num_bytes
+        fault: OSError | None = None
         # By their last line: the one that a process with little to do writes to is not the oldest.
         for _, size, path in sorted(found):
             if total <= self._max_bytes:
                 return
-            if path != current:
+            if path == current:
+                continue
+            try:
                 path.unlink(missing_ok=True)
                 total -= size
+            except OSError as error:
+                fault = error
+        if fault is not None and total > self._max_bytes:
+            raise fault
 
 
 def paths_in(directory: Path) -> list[Path]:
     """The files of a directory, the oldest first."""
     try:
-        return sorted(path for path in directory.iterdir() if _NAME.fullmatch(path.name))
+        return sorted(
+            path
+            for path in directory.iterdir()
+            if _NAME.fullmatch(path.name) and _size_of(path) is not None
+        )
     except OSError:
         return []
 
 
 def _size_of(path: Path) -> int | None:
-    """None where somebody has removed it."""
+    """None where somebody has removed it, or it is no file."""
     try:
-        return path.stat().st_size
+        facts = path.lstat()
     except OSError:
         return None
+    return facts.st_size if stat.S_ISREG(facts.st_mode) else None
+
+
+def _content(path: Path) -> bytes:
+    with os.fdopen(os.open(path, os.O_RDONLY | _CAREFULLY), "rb") as file:
+        return file.read()
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

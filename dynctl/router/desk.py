@@ -418,7 +418,10 @@ def _open_log(config: RouterConfig) -> DecisionLog | None:
     if not config.decision_log or not settings.decision_log_every:
         return None
     return DecisionLog(
-        config.decision_log, settings.decision_log_every, settings.decision_log_max_bytes
+        config.decision_log,
+        settings.decision_log_every,
+        settings.decision_log_max_bytes,
+        settings.decision_log_short_every,
     )
 
 

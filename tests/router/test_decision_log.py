@@ -7,6 +7,7 @@ import os
 import random
 import re
 import stat
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -183,6 +184,50 @@ def test_lines_that_do_not_fit_leave_no_part_of_them(tmp_path, monkeypatch):
     assert [one.read_bytes() for one in paths_in(tmp_path)] == [b"again\n"]
 
 
+def test_only_files_are_files_of_the_log(tmp_path):
+    log, secret = tmp_path / "log", tmp_path / "secret"
+    log.mkdir()
+    secret.write_text('{"id":"x"}\n')
+    (log / "decisions-20260101T000000000-1.jsonl").symlink_to(secret)
+    (log / "decisions-20260101T000000001-1.jsonl").mkdir()
+    os.mkfifo(log / "decisions-20260101T000000002-1.jsonl")
+    files = DecisionFiles(str(log), 100)
+    found = []
+    reader = threading.Thread(target=lambda: found.append(files.find("x", 5)), daemon=True)
+    reader.start()
+    reader.join(5)
+    assert found == [[]]
+    for _ in range(6):
+        files.write(b"a" * 40 + b"\n")
+    assert secret.read_text() == '{"id":"x"}\n'
+    assert len(list(log.iterdir())) == 3 + len(paths_in(log))
+
+
+def test_a_file_that_cannot_be_removed_does_not_end_the_log_while_others_can(tmp_path, monkeypatch):
+    old = tmp_path / "decisions-20260101T000000000-1.jsonl"
+    old.write_bytes(b"o" * 300)
+    os.utime(old, (1, 1))
+    files = DecisionFiles(str(tmp_path), 1000)
+    unlink = type(tmp_path).unlink
+
+    def refuse(path, **options):
+        if path == old:
+            raise PermissionError(1, "Operation not permitted")
+        unlink(path, **options)
+
+    monkeypatch.setattr(type(tmp_path), "unlink", refuse)
+    for number in range(30):
+        files._current = None
+        monkeypatch.setattr(os, "getpid", lambda number=number: 100 + number)
+        files.write(b"%d" % (10 + number) + b"x" * 90 + b"\n")
+        assert sum(path.stat().st_size for path in paths_in(tmp_path)) <= 1000
+    assert old in paths_in(tmp_path)
+    old.write_bytes(b"o" * 999)
+    files._current = None
+    with pytest.raises(OSError, match="not permitted"):
+        files.write(b"there is no room for this\n")
+
+
 def test_every_so_manieth_request_is_kept_with_all_its_decisions_once_it_has_ended(tmp_path):
     async def main():
         log = DecisionLog(str(tmp_path), 10, 10_000_000)
@@ -224,7 +269,7 @@ def test_a_log_that_cannot_be_written_is_a_finding_until_it_can(tmp_path, caplog
         assert (finding.engine, finding.cause) == ("", "decision_log")
         assert "File exists" in finding.text
         assert "3 are lost" in finding.text
-        assert caplog.text.count("cannot be written") == 1
+        assert caplog.text.count("cannot be written: File exists") == 1
         (tmp_path / "log").unlink()
         log.add(decision("r3"))
         await log.flush()
@@ -235,6 +280,126 @@ def test_a_log_that_cannot_be_written_is_a_finding_until_it_can(tmp_path, caplog
         assert (log.findings(), log.num_written, log.num_lost) == ([], 20, 3)
         assert [one.request_id for one, _ in await log.find("r3")] == ["r3"]
         await log.close()
+
+    asyncio.run(main())
+
+
+def test_a_fault_is_over_on_a_quiet_router_a_minute_after_it_if_one_write_worked(tmp_path):
+    async def main():
+        now_s = [0.0]
+        (tmp_path / "log").write_text("in the way")
+        log = DecisionLog(str(tmp_path / "log"), 1, 10_000_000, now_s=lambda: now_s[0])
+        log.add(decision("lost"))
+        await log.flush()
+        now_s[0] = 100.0
+        assert log.findings(), "nothing shows that it is over"
+        (tmp_path / "log").unlink()
+        log._failed_s = 100.0
+        log.add(decision("written"))
+        await log.flush()
+        now_s[0] = 159.0
+        assert log.findings()
+        now_s[0] = 160.0
+        assert log.findings() == []
+        await log.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("num_turns", [1, 7, 13, 19, 25, 31, 60, 130])
+def test_a_log_closed_while_it_writes_loses_nothing(tmp_path, num_turns):
+    async def main():
+        log = DecisionLog(str(tmp_path), 1, 10_000_000)
+        for number in range(1000):
+            log.add(decision(f"r{number}"))
+        writing = asyncio.create_task(log.flush())
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        await log.close()
+        await writing
+        assert (log.num_written, log.num_lost) == (1000, 0)
+        written = b"".join(path.read_bytes() for path in paths_in(tmp_path))
+        assert written.count(b"\n") == 1000
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("num_turns", [1, 7, 25, 130])
+def test_a_log_whose_writer_is_cancelled_writes_the_rest_when_it_is_closed(tmp_path, num_turns):
+    async def main():
+        log = DecisionLog(str(tmp_path), 1, 10_000_000)
+        for number in range(1000):
+            log.add(decision(f"r{number}"))
+        writing = asyncio.create_task(log.flush())
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        await log.close()
+        assert (log.num_written, log.num_lost) == (1000, 0)
+
+    asyncio.run(main())
+
+
+def test_a_disk_that_hangs_does_not_hold_the_end_up_and_what_is_lost_is_counted(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr("dynctl.router.decision_log._CLOSE_S", 0.05)
+    monkeypatch.setattr("dynctl.router.decision_log._FIND_S", 0.05)
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(_files, _lines):
+        hangs.set()
+        goes_on.wait(60)
+
+    monkeypatch.setattr(DecisionFiles, "write", hang)
+
+    async def main():
+        log = DecisionLog(str(tmp_path), 1, 10_000_000)
+        for number in range(200):
+            log.add(decision(f"r{number}"))
+        writing = asyncio.create_task(log.flush())
+        await asyncio.to_thread(hangs.wait, 60)
+        assert await log.find("r1") == []
+        log.add(decision("late"))
+        await log.close()
+        assert (log.num_written, log.num_lost) == (0, 201)
+        assert "the last 201 decisions may not be in the log" in caplog.text
+        log.add(decision("too late"))
+        assert log.num_lost == 202
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        (thread,) = [one for one in threading.enumerate() if one.name == "decisions"]
+        assert thread.daemon, "the interpreter would wait for it"
+        goes_on.set()
+        await asyncio.to_thread(thread.join, 60)
+
+    asyncio.run(main())
+
+
+def test_of_short_requests_that_were_answered_few_are_written_and_all_that_went_wrong(tmp_path):
+    async def main():
+        log = DecisionLog(str(tmp_path), 2, 10_000_000, short_every=16)
+        for number in range(4000):
+            log.add(decision(f"r{number}", policy="short"))
+            log.add(decision(f"f{number}", policy="short", outcome="failed"))
+            log.add(decision(f"k{number}"))
+        await log.close()
+        read = [
+            from_line(line)[0].request_id
+            for path in paths_in(tmp_path)
+            for line in path.read_bytes().splitlines()
+        ]
+        num = {kind: sum(name.startswith(kind) for name in read) for kind in "rfk"}
+        assert 80 <= num["r"] <= 180
+        assert min(num["f"], num["k"]) >= 1800
+        assert log.num_lost == 0
+        none = DecisionLog(str(tmp_path), 1, 10_000_000, short_every=0)
+        none.add(decision("r", policy="short"))
+        none.add(decision("w", policy="short", outcome=""))
+        await none.close()
+        assert none.num_written == 1
 
     asyncio.run(main())
 
@@ -309,11 +474,12 @@ async def asked(path, target):
     return json.loads(answer.body)
 
 
-def test_short_requests_are_written_too_and_what_runs_is_when_the_router_stops(run, tmp_path):
+def test_short_requests_are_written_if_asked_and_what_runs_is_when_the_router_stops(run, tmp_path):
     async def main():
         engine = FakeEngine()
         options = {"tokenizer": str(MODEL_DIR), "decision_log": str(tmp_path)}
-        async with routed(engine, **options) as bench:
+        every = {"decision_log_short_every": 1}
+        async with routed(engine, settings=every, **options) as bench:
             assert (await bench.client.complete()).status == 200
             engine.go.clear()
             waiting = asyncio.create_task(bench.client.complete(model=MODEL, prompt="x " * 400))
