@@ -122,8 +122,8 @@ def cache_facts(metrics: str) -> CacheFacts:
 
 
 def _whole(text: str | None) -> int:
-    """Read a label that may be missing or the text `None`."""
-    return int(text) if text is not None and text.isdigit() else 0
+    """Read a label that may be missing, the text `None`, or a number that counts nothing there is."""
+    return int(text) if text is not None and text.isdecimal() and len(text) <= 15 else 0
 
 
 def extra_flags(args: tuple[tuple[str, str], ...]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from dynctl.core.route_keys import is_route_key
 from dynctl.http1.request import Request
 from dynctl.router.api.keys import Keys
-from dynctl.router.api.requests import ApiRequest
+from dynctl.router.api.requests import KINDS, ApiRequest
 from dynctl.router.metrics import Spreads, Values, counter, histogram
 
 HEADER: Final = b"x-dynctl-route-key"
@@ -20,7 +20,7 @@ OTHER: Final = "other"
 """Stands for all keys after the first ones: a client may name any number of them."""
 
 _MAX_KEYS: Final = 64
-"""Told apart in metrics, beside those that the configuration names."""
+"""Told apart in metrics, beside those that the configuration names and those that nobody does."""
 
 _TTFT_BOUNDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Fewer than for all requests together: there is one such histogram for each key."""
@@ -33,7 +33,7 @@ class RouteKeys:
         """`field`: of the body, its parts joined by dots; empty: none."""
         self._path = field.split(".") if field else []
         self._keys = keys
-        self.sums = ByKey(keys.route_keys())
+        self.sums = ByKey([*keys.route_keys(), *KINDS])
         """What was counted by key."""
 
     def of(self, head: Request, request: ApiRequest) -> str:
@@ -90,7 +90,7 @@ class KeySums:
 
 
 class ByKey:
-    """Sums by route key: of those the configuration names, of the first others, and of the rest together."""
+    """Sums by route key: of those known from the start, of the first others, and of the rest together."""
 
     def __init__(self, named: Iterable[str]) -> None:
         self._named = frozenset(named)

@@ -35,6 +35,9 @@ _MIN_MS_PER_TOKEN: Final = 0.001
 
 _MIN_GAP_S = 1e-4
 
+_MAX_CAPACITY_TOKENS: Final = 2**40
+"""No engine has KV memory for more; who says so knows nothing of it."""
+
 
 class Tally:
     """What the engines of one table know of each other: who is full, and what prefill costs on any of them.
@@ -190,7 +193,9 @@ class Worker:
     def update(self, info: EngineInfo, settings: Settings) -> None:
         """Take newer facts about the same incarnation."""
         self.info = info
-        self.capacity_tokens = info.kv_capacity_tokens
+        capacity = info.kv_capacity_tokens
+        self.capacity_tokens = capacity if 0 < capacity <= _MAX_CAPACITY_TOKENS else 0
+        """0: not known."""
         self._lookahead = settings.kv_lookahead_tokens
         self.block_size = info.block_size_tokens or self.block_size
         slots, limit = info.max_num_seqs or settings.default_slots, settings.max_requests_per_engine

@@ -95,3 +95,5 @@ def test_capacity_is_blocks_times_size_where_the_engine_does_not_say():
 
     assert cache_facts(line).kv_capacity_tokens == 160
     assert cache_facts("").block_size_tokens == 0
+    for absurd in ("9" * 26, "9" * 5000, "²"):
+        assert cache_facts(line.replace('"10"', f'"{absurd}"')).kv_capacity_tokens == 0

@@ -1,6 +1,7 @@
 """K16: engines with several data-parallel ranks, each of which publishes its KV events on a port of its own."""
 
 import asyncio
+import dataclasses
 import random
 import re
 from types import SimpleNamespace
@@ -22,9 +23,10 @@ from dynctl.router.metrics import Metrics
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.prompt import Hashers
 from dynctl.router.sources.fleet import Fleet
-from dynctl.router.sources.layout import ask_layout
+from dynctl.router.sources.layout import ask_layout, read_layout
 from dynctl.router.sources.ranks import EngineEvents
 from dynctl.router.worker_table import WorkerTable
+from dynctl.router.workers import Worker
 
 BLOCK = 16
 HASHERS = Hashers("deployment")
@@ -211,6 +213,20 @@ def test_an_engines_metrics_tell_its_ranks_and_what_all_of_them_hold():
 
     layout = asyncio.run(ask_layout(Route()))
     assert (layout.num_ranks, layout.capacity_tokens, layout.block_size_tokens) == (3, 4800, 16)
+
+
+@pytest.mark.parametrize("blocks", ["9" * 26, "9" * 5000, str(2**40), "0", "None"])
+def test_an_engine_that_says_it_holds_more_than_there_is_has_not_said_what_it_holds(blocks):
+    text = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}"}} 1\n'
+    layout = read_layout(text)
+    worker = Worker(
+        dataclasses.replace(INFO, kv_capacity_tokens=layout.capacity_tokens), Settings()
+    )
+    assert layout.block_size_tokens == worker.block_size == 16
+    assert worker.capacity_tokens == worker.room.limit_tokens == 0
+    assert worker.load().capacity_tokens == 0
+    told = dataclasses.replace(INFO, kv_capacity_tokens=16 * 10**26)
+    assert Worker(told, Settings()).capacity_tokens == 0, "a relay's table, too"
 
 
 def test_ranks_nobody_reads_and_batches_of_others_are_named():

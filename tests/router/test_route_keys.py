@@ -12,7 +12,7 @@ from dynctl.core.exposition import parse
 from dynctl.errors import UsageError
 from dynctl.http1.request import Request
 from dynctl.router.api.keys import Keys
-from dynctl.router.api.requests import parse_request
+from dynctl.router.api.requests import KINDS, parse_request
 from dynctl.router.config import ApiKeyHash, EngineTarget, RouterConfig, Settings, check_config
 from dynctl.router.merging import add_expositions
 from dynctl.router.route_keys import ByKey, RouteKeys
@@ -38,8 +38,8 @@ def named(field="", keys=(), body=b"", **headers):
 def test_header_then_body_field_then_api_key_then_what_is_asked_for():
     user, alice, header = b',"user":"carol"', b"Bearer sk-alice", b"search"
 
-    assert named() == "/v1/completions:7"
-    assert named(body=user) == "/v1/completions:7", "no field is looked at unless one is named"
+    assert named() == "/v1/completions:8"
+    assert named(body=user) == "/v1/completions:8", "no field is looked at unless one is named"
     assert named(keys=KEYS, authorization=alice) == "alice"
     assert named(keys=KEYS, authorization=b"Bearer sk-batch") == "night"
     assert named("user", KEYS, user, authorization=alice) == "carol"
@@ -47,13 +47,42 @@ def test_header_then_body_field_then_api_key_then_what_is_asked_for():
     assert named("user", KEYS, user, **given) == "search"
 
 
+@pytest.mark.parametrize(
+    ("limit", "kind"),
+    [(0, 1), (1, 1), (2, 2), (3, 4), (256, 256), (257, 512), (2**31 - 1, 2**31), ("null", "None")],
+)
+def test_limits_are_rounded_up_to_few_kinds_all_known_from_the_start(limit, kind):
+    body = f'{{"model":"m","messages":[{{"role":"user","content":"x"}}],"max_tokens":{limit}}}'
+    request = parse_request("/v1/chat/completions", body.encode(), Settings())
+
+    assert request.kind == f"/v1/chat/completions:{kind}"
+    assert request.kind in KINDS
+
+
+def test_what_is_named_by_nobody_takes_no_place_of_what_clients_name(run):
+    async def main():
+        async with routed(FakeEngine(tokens=1)) as bench:
+            for limit in range(1, 130):
+                await bench.client.complete(max_tokens=limit)
+            body = {"model": MODEL, "prompt": "x"}
+            for number in range(65):
+                key = f"k{number}"
+                await bench.client.post("/v1/completions", body, x_dynctl_route_key=key)
+            sums = bench.desk.route_keys.sums
+            kinds = [f"/v1/completions:{1 << bits}" for bits in range(9)]
+            assert sums.names() == [*kinds, *(f"k{number}" for number in range(64))]
+            assert sums.of("/v1/completions:128").codes == {200: 64}
+
+    run(main)
+
+
 def test_a_field_may_lie_deeper():
     team = b',"metadata":{"team":"ads","n":3}'
 
     assert named("metadata.team", body=team) == "ads"
-    assert named("metadata.n", body=team) == "/v1/completions:7"
-    assert named("metadata.team.x", body=team) == "/v1/completions:7"
-    assert named("metadata", body=team) == "/v1/completions:7"
+    assert named("metadata.n", body=team) == "/v1/completions:8"
+    assert named("metadata.team.x", body=team) == "/v1/completions:8"
+    assert named("metadata", body=team) == "/v1/completions:8"
 
 
 @pytest.mark.parametrize("name", ["", "x" * 65, "two\nlines", "\x85", "\u2028", "\x00"])
@@ -62,8 +91,8 @@ def test_what_cannot_be_a_key_is_as_if_it_were_not_there(name):
 
     user = b',"user":%b' % msgspec.json.encode(name)
 
-    assert named("user", body=user) == "/v1/completions:7"
-    assert named(x_dynctl_route_key=name.encode()) == "/v1/completions:7"
+    assert named("user", body=user) == "/v1/completions:8"
+    assert named(x_dynctl_route_key=name.encode()) == "/v1/completions:8"
 
 
 def test_keys_of_the_configuration_are_told_apart_however_many_clients_invent():

@@ -80,7 +80,7 @@ class ApiRequest:
         """The body, encoded anew."""
         self.model = model
         self.kind = kind
-        """Endpoint and limit: the route key where nobody names one."""
+        """Endpoint and limit, in powers of two: the route key where nobody names one."""
         self.is_stream = False
         self.num_sequences = 1
         """Prompts times samples; only single sequences go through a hand-off."""
@@ -107,7 +107,7 @@ class ApiRequest:
             limit = 16  # Source: OpenAI's default for completions; chat runs to the model's limit.
         if encoded is None:
             encoded = _encode(body)
-        request = ApiRequest(endpoint, encoded, body["model"], f"{endpoint}:{limit}")
+        request = ApiRequest(endpoint, encoded, body["model"], _kind(endpoint, limit))
         options = body.get("stream_options")
         request.is_stream = body.get("stream") or False
         request.num_sequences = num_sequences
@@ -319,6 +319,19 @@ def _check_common(body: dict[str, Any], settings: Settings) -> int:
     if isinstance(stop, list) and len(stop) > 16:
         raise _refused("more than 16 stop strings", "stop")
     return _samples(body, settings)
+
+
+def _kind(endpoint: str, limit: int | None) -> str:
+    """What kind of request it is by what it asks for; limits rounded up, so that there are few kinds."""
+    return f"{endpoint}:{limit if limit is None else 1 << (max(limit, 1) - 1).bit_length()}"
+
+
+KINDS: Final = tuple(
+    _kind(endpoint, limit)
+    for endpoint in (COMPLETIONS, CHAT)
+    for limit in (None, *(1 << bits for bits in range(32)))
+)
+"""All there are."""
 
 
 def _check_limit(body: dict[str, Any], name: str) -> None:

@@ -10,6 +10,9 @@ from dynctl.router.sources.route import Route
 
 _CACHE = "vllm:cache_config_info"
 
+_MAX_DIGITS = 15
+"""What is longer counts nothing that there is."""
+
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
@@ -69,4 +72,4 @@ async def is_caching(route: Route) -> bool | None:
 
 def _number(labels: Mapping[str, str], name: str) -> int:
     text = labels.get(name, "")
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else 0
