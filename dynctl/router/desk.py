@@ -235,9 +235,13 @@ class Desk:
             self._emptied.set()
 
     def answered(self, short: "ShortFlight") -> None:
-        """Keep the books of a request whose client has its answer: soon, unless somebody waits for what they say."""
+        """Keep the books of a request whose client has its answer: soon, unless somebody waits for what they say.
+
+        Other processes see load as it was an exchange ago, so they may see an end as late; but not a free place under a
+        limit: whoever was answered may ask another process next.
+        """
         self.afterwards.add(short)
-        if len(self.line) or self.books is not None:
+        if len(self.line) or (self.max_flights and self.books is not None):
             self.afterwards.keep()
 
     # The queue

@@ -1,6 +1,7 @@
 """Several processes on one port: one view of load, the same answers, one set of figures."""
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -13,13 +14,14 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from router_bench import Client, until
+from router_bench import Client, routed, until
 from router_fakes import FakeEngine
 
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.core.exposition import parse
 from dynctl.errors import RouterError, UsageError
 from dynctl.http1.upstream import Address, Upstream, UpstreamError
+from dynctl.router import afterwards, desk
 from dynctl.router.config import Settings, parse_config
 from dynctl.router.hits import HitBook, Outlook
 from dynctl.router.merging import add_answers, add_decisions, add_expositions
@@ -243,6 +245,49 @@ def test_a_new_engine_in_an_old_ones_row_is_not_taken_for_it():
     peers.exchange()
     assert levels(peers.tables[0]) == {"a": (0, 0, 0), "b": (1, 8, 7)}
     peers.close()
+
+
+@pytest.mark.source
+@pytest.mark.parametrize("limit", [0, 3])
+def test_other_processes_see_an_end_soon_and_where_places_are_limited_at_once(
+    run, monkeypatch, limit
+):
+    monkeypatch.setattr(afterwards, "_KEEP_S", 3600.0)
+    monkeypatch.setattr(desk, "_TICK_S", 3600.0)
+
+    async def main():
+        engine = FakeEngine("e0")
+        async with routed(engine, settings={"max_concurrent_requests": limit}) as bench:
+            own, memory = bench.router.desk, make_books(2)
+            own.books = SharedBooks(memory, 0, 2, own.workers)
+            table = table_of("e0")
+            other, now_s = SharedBooks(memory, 1, 2, table), itertools.count(100.0)
+
+            def seen():
+                other.exchange(next(now_s))
+                return table.get("e0").active_requests
+
+            try:
+                engine.go.clear()
+                first = asyncio.create_task(bench.client.complete())
+                await until(lambda: engine.num_running == 1)
+                await until(lambda: own.books.exchange(own.now_s()) or seen() == 1)
+                assert other.others_under_way() == (limit > 0)
+                engine.go.set()
+                assert (await first).status == 200
+                assert len(own.flights) == (limit == 0)
+                assert other.others_under_way() == 0
+                # The next decision, here a look at the figures, keeps the books; a timer tells the others.
+                own.afterwards.keep()
+                await until(lambda: seen() == 0)
+                bench.assert_books_balance()
+            finally:
+                other.close()
+                own.books.close()
+                own.books = None
+                os.close(memory)
+
+    run(main)
 
 
 def test_figures_of_all_processes_are_added():
