@@ -19,6 +19,9 @@ from dynctl.core.text import clean
 from dynctl.errors import DynctlError, ExitCode
 
 T = TypeVar("T")
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+INSIST_S = 10.0
+"""Once a command was told to end, another signal within this time changes nothing; a later one ends it at once."""
 _WHOLE_WORD_CELLS = 40
 """Longer words are cut rather than widen a table."""
 
@@ -176,7 +179,8 @@ class Stage:
 def wait_for(work: Coroutine[Any, Any, T], stage: Stage | None = None) -> T:
     """Run a coroutine to its end from a command; errors inside task groups come out as the first DynctlError.
 
-    SIGTERM and a terminal that is closed end it as Ctrl-C does, so that locks are given back and files put away.
+    SIGTERM and a terminal that is closed end it as Ctrl-C does, so that locks are given back and files put away. What
+    comes while that is done does not disturb it; only what comes more than `INSIST_S` later ends it at once.
     """
     try:
         try:
@@ -193,13 +197,26 @@ def wait_for(work: Coroutine[Any, Any, T], stage: Stage | None = None) -> T:
 async def _ended_by_signals(work: Coroutine[Any, Any, T]) -> T:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     numbers: list[int] = []
+    since_s: float | None = None
+
+    def end(number: int) -> None:
+        nonlocal since_s
+        if since_s is None:
+            since_s = loop.time()
+            assert task is not None
+            task.cancel()
+        elif loop.time() - since_s < INSIST_S:
+            # Cancelled again, what gives locks back would be cut short, and the cluster stay locked.
+            say(f"still ending, so that locks are given back; after {INSIST_S:g} s it ends at once")
+        else:
+            loop.remove_signal_handler(number)
+            signal.raise_signal(number)
+
     if task is not None and threading.current_thread() is threading.main_thread():
         # One that is ignored stays so: nohup.
-        numbers = [
-            n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL
-        ]
+        numbers = [n for n in _ENDING if signal.getsignal(n) not in {signal.SIG_IGN, None}]
         for number in numbers:
-            loop.add_signal_handler(number, task.cancel)
+            loop.add_signal_handler(number, end, number)
     try:
         return await work
     finally:

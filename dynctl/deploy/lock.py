@@ -81,7 +81,20 @@ async def hold_locks(
         finally:
             # Also what was being taken when we were interrupted: others' locks stay. A host that is gone, or whose
             # directory `down` removed, has none to give back; one that cannot be reached lets it expire.
-            await asyncio.shield(ask("release", asked))
+            await _to_its_end(asyncio.create_task(ask("release", asked), name="locks:release"))
+
+
+async def _to_its_end(task: asyncio.Task[Mapping[str, Answer | DynctlError]]) -> None:
+    """Wait until a task is done, also when we are cancelled meanwhile: that comes out afterwards."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()
 
 
 def _taken(name: str, answer: Answer | DynctlError) -> int | DynctlError:

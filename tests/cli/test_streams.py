@@ -93,6 +93,64 @@ def test_whatever_asks_a_command_to_end_is_taken_as_ctrl_c(number):
     assert command.returncode == 130
 
 
+SLOW_END = WORK.replace(
+    "        await asyncio.sleep(0)\n",
+    """
+        told = asyncio.Event()
+        asyncio.get_running_loop().add_reader(0, told.set)
+        print("ending", flush=True)
+        await told.wait()
+        await asyncio.sleep(0)
+""",
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (signal.SIGTERM, signal.SIGTERM),
+        (signal.SIGHUP, signal.SIGTERM),
+        (signal.SIGINT, signal.SIGINT),
+        (signal.SIGTERM, signal.SIGINT),
+    ],
+)
+def test_a_second_signal_does_not_cut_short_what_gives_locks_back(first, second):
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW_END],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as command:
+        assert command.stdout.readline() == "begun\n"
+        command.send_signal(first)
+        assert command.stdout.readline() == "ending\n"
+        command.send_signal(second)
+        told = command.stderr.readline()
+        out, err = command.communicate("go on\n", timeout=60)
+
+    assert told == "still ending, so that locks are given back; after 10 s it ends at once\n"
+    assert out == "lock given back\n"
+    assert err.startswith("interrupted; nothing was changed\n")
+    assert command.returncode == 130
+
+
+def test_a_signal_long_after_the_first_ends_a_command_that_hangs_while_ending():
+    impatient = SLOW_END.replace("async def work", "output.INSIST_S = 0.0\n\nasync def work")
+    with subprocess.Popen(
+        [sys.executable, "-c", impatient],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as command:
+        assert command.stdout.readline() == "begun\n"
+        command.send_signal(signal.SIGTERM)
+        assert command.stdout.readline() == "ending\n"
+        command.send_signal(signal.SIGTERM)
+        assert command.wait(60) == -signal.SIGTERM
+
+
 def test_a_command_that_shall_outlive_its_terminal_does():
     with subprocess.Popen(
         ["nohup", sys.executable, "-c", WORK],
