@@ -24,6 +24,8 @@ from dynctl.errors import ConnectError, DynctlError, UsageError
 CONNECT_TIMEOUT_S = 10.0
 CONTROL_TIMEOUT_S = 10.0
 MAX_ERROR_BYTES = 4096
+MAX_CONTROL_BYTES = 16 * 1024**2
+"""Lists of models and metrics are far smaller, whoever answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,7 @@ class Target:
                 asyncio.timeout(CONTROL_TIMEOUT_S),
                 self._session.get(self.url + path) as response,
             ):
-                answer = await response.read()
+                answer = await self._read(path, response.content)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             why, next_step = cause(error)
             raise ConnectError(f"{self.url}{path} does not answer: {why}", next_step) from error
@@ -211,6 +213,22 @@ class Target:
         if response.status != 200:
             raise DynctlError(f"{self.url}{path} answered {response.status}: {_error_text(answer)}")
         return answer
+
+    async def _read(self, path: str, content: aiohttp.StreamReader) -> bytes:
+        answer = bytearray()
+        async for piece in content.iter_any():
+            answer += piece
+            if len(answer) > MAX_CONTROL_BYTES:
+                raise DynctlError(
+                    f"{self.url}{path} answers with more than {MAX_CONTROL_BYTES / 1024**2:g} MiB",
+                    "is this an OpenAI-compatible server?",
+                )
+        return bytes(answer)
+
+
+def server_of(url: str) -> str:
+    """The server that an address means: some write it with the API's /v1, as routers are shown."""
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def _error_text(body: bytes) -> str:
@@ -230,7 +248,7 @@ async def open_target(
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), headers=headers, timeout=timeout
     ) as session:
-        yield Target(session, url.rstrip("/"), api, timeout_s)
+        yield Target(session, server_of(url), api, timeout_s)
 
 
 def growth(before: Traffic, after: Traffic) -> Traffic:

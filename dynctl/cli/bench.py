@@ -4,7 +4,8 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -165,11 +166,19 @@ def _check_url(url: str | None) -> None:
 
     if url is None:
         return
+    has_user = False
     try:
         parts = urlsplit(url)
+        has_user = "@" in parts.netloc
         is_right = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
     except ValueError:
         is_right = False
+    if has_user or ("@" in url and not is_right):
+        # Said without the address: it would show the password.
+        raise UsageError(
+            "--url holds a user or password before its @, which would be shown and written down",
+            "leave that out; a key is read from an environment variable: --api-key-env NAME",
+        )
     if not is_right:
         raise UsageError(f"--url {url!r} is no address of a server", "write http://HOST:PORT")
 
@@ -232,20 +241,25 @@ async def _drive(url: str, asked: Asked, wish: "Wish") -> "tuple[Report, tuple[R
     import asyncio
     import signal
 
-    from dynctl.bench.client import open_target
+    from dynctl.bench.client import CONTROL_TIMEOUT_S, open_target
     from dynctl.bench.report import make_report
     from dynctl.bench.run import Drive, learn_counting, other_traffic
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     async with open_target(url, asked.api, asked.key, REQUEST_TIMEOUT_S) as target:
-        await target.find_model(asked.model)
-        others = await other_traffic(target)
+        with _told("its list of models", CONTROL_TIMEOUT_S):
+            await target.find_model(asked.model)
+        with _told("its metrics", CONTROL_TIMEOUT_S):
+            others = await other_traffic(target)
         if others:
-            question = f"{url} serves others: {others}; load may hurt them. Go on?"
+            question = f"{target.url} serves others: {others}; load may hurt them. Go on?"
             await confirm(question, yes=asked.yes)
-        count = await learn_counting(target, wish.workload)
-        say(f"bench {url} {target.model}: {wish.workload.text}, {wish.load}, {wish.duration_s:g} s")
+        with _told("its first answers, to learn how it counts tokens", REQUEST_TIMEOUT_S):
+            count = await learn_counting(target, wish.workload)
+        say(
+            f"bench {target.url} {target.model}: {wish.workload.text}, {wish.load}, {wish.duration_s:g} s"
+        )
 
         def interrupt() -> None:
             # A second one ends the process the usual way.
@@ -267,6 +281,21 @@ async def _drive(url: str, asked: Asked, wish: "Wish") -> "tuple[Report, tuple[R
 
 
 REQUEST_TIMEOUT_S = 600.0
+TOLD_AFTER_S = 3.0
+"""Who waits longer than that for a server is told for what."""
+
+
+@contextmanager
+def _told(what: str, limit_s: float) -> Iterator[None]:
+    """Say what is waited for, and for how long at most, once that takes long enough to wonder."""
+    import asyncio
+
+    text = f"bench waits for the server: {what}; each at most {limit_s:g} s"
+    telling = asyncio.get_running_loop().call_later(TOLD_AFTER_S, say, text)
+    try:
+        yield
+    finally:
+        telling.cancel()
 
 
 def _versions() -> dict[str, Any]:

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from dynctl.bench import report
+from dynctl.cli import bench as bench_command
 from dynctl.cli.bench import _reachable_url, parse_slo
 from dynctl.cli.main import run
 from dynctl.core.inventory import HostEntry, Inventory
@@ -75,6 +76,39 @@ def test_out_gets_the_result_and_a_line_per_request_without_secrets(
     assert json.loads(result)["requests"]["sent"] == len(lines) == 10
     assert json.loads(lines[0])["outcome"] == "ok"
     assert "s3cr3t" not in result + "".join(lines) + said.out + said.err
+
+
+def test_the_address_that_up_prints_is_taken_as_it_is(served, capsys):
+    server = served()
+
+    assert run(["bench", "run", "--url", f"{server.url}/v1/", *QUICK]) == 0
+    assert {path.removeprefix("/v1").startswith("/v1") for path in server.paths} == {False}
+    assert f"fake at {server.url}:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "url", ["http://user:s3cr3t@127.0.0.1:1", "http://s3cr3t@h/v1", "user:s3cr3t@h", "http://u:s3/cr3t@h"]
+)  # fmt: skip
+def test_a_password_in_the_address_is_refused_and_not_shown(url, tmp_path, capsys):
+    assert run(["bench", "run", "--url", url, "--out", str(tmp_path), *QUICK]) == ExitCode.USAGE
+    said = capsys.readouterr()
+
+    assert "s3" not in said.out + said.err
+    assert "--api-key-env NAME" in said.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_server_that_is_silent_is_named_with_how_long_it_is_waited_for(
+    served, monkeypatch, capsys
+):
+    monkeypatch.setattr(bench_command, "TOLD_AFTER_S", 0.0)
+    monkeypatch.setattr(bench_command, "REQUEST_TIMEOUT_S", 0.5)
+    server = served()
+    server.faults = ["hang"]
+
+    assert bench(server) != 0
+    told = "its first answers, to learn how it counts tokens; each at most 0.5 s"
+    assert f"bench waits for the server: {told}\n" in capsys.readouterr().err
 
 
 def test_a_missed_goal_exits_6(served, capsys):

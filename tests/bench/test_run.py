@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from dynctl.bench.arrivals import parse_load
-from dynctl.bench.client import open_target
+from dynctl.bench.client import MAX_CONTROL_BYTES, open_target
 from dynctl.bench.report import make_report
 from dynctl.bench.run import Drive, Wish, learn_counting, other_traffic
 from dynctl.bench.workload import parse_workload
@@ -355,6 +355,16 @@ def test_an_address_without_a_server_is_a_connect_error():
     text = "http://127.0.0.1:1/v1/models does not answer: connection refused"
     assert caught.value.message == text
     assert "dynctl status" in caught.value.hint
+
+
+def test_a_control_answer_without_end_is_not_read_to_its_end(with_server):
+    async def scenario(server):
+        server.models = ("m" * MAX_CONTROL_BYTES,)
+        async with open_target(server.url, "chat", None, 60.0) as target:
+            with pytest.raises(DynctlError, match="/v1/models answers with more than 16 MiB"):
+                await target.find_model(None)
+
+    with_server(scenario)
 
 
 def test_the_api_key_is_sent_with_every_request(with_server):
