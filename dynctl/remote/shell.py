@@ -41,11 +41,12 @@ def wrap(command: Command, nonce: str, limit_s: int | None = None) -> str:
     exports = "".join(f"export {name}={quote(value)}; " for name, value in command.env)
     limit = () if limit_s is None else ("timeout", "-k", str(_KILL_AFTER_S), str(limit_s))
     words = " ".join(quote(word) for word in (*limit, *command.argv))
+    check = _found_or_said(command.argv[0]) if limit else ""
     begin, end = _marks(nonce)
     script = (
         f'{{ read -r s < /proc/$$/stat && set -- ${{s##*")"}}; }} 2>/dev/null; '
         f'echo {begin} "${{4:-0}}"; echo {begin} "${{4:-0}}" >&2; LC_ALL=C; export LC_ALL; '
-        f"({exports}exec {words}); set -- $?; "
+        f"({exports}{check}exec {words}); set -- $?; "
         f'echo; echo {end} "$1"; {{ echo; echo {end} "$1"; }} >&2; exit "$1"'
     )
     text = _UNSAFE.sub(lambda m: b"\\0%03o" % m[0][0], script.encode("utf-8", "surrogateescape"))
@@ -56,6 +57,15 @@ def wrap(command: Command, nonce: str, limit_s: int | None = None) -> str:
             "send long data by stdin or as a file",
         )
     return line
+
+
+def _found_or_said(program: str) -> str:
+    """Say that a program is missing in our own words: `timeout` would say that it failed to run a command."""
+    word = quote(program)
+    return (
+        f"command -v {word} >/dev/null 2>&1 || [ -e {word} ] || "
+        f"{{ printf '%s: not found\\n' {word} >&2; exit 127; }}; "
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,6 +156,15 @@ def test_a_host_with_timeout_ends_what_ignores_signals_where_commands_share_a_se
     assert as_signal(marked.exit_status) == -9, done
 
 
+@pytest.mark.parametrize("program", ["nothing-here", "/nothing/here", "no thing'; here", "-x"])
+def test_a_program_that_is_missing_is_told_in_plain_words_under_a_limit(program):
+    line = wrap(Command((program, "word")), NONCE, limit_s=60)
+    done = subprocess.run(["sh", "-c", line], capture_output=True, check=False)
+
+    told = between(done.stderr, NONCE)
+    assert (told.content, told.exit_status) == (f"{program}: not found\n".encode(), 127)
+
+
 def test_a_limit_changes_no_status_of_what_ends_before_it():
     for script, status in (("exit 7", 7), ("kill -TERM $$", -15), ("exec nothing-here", 127)):
         line = wrap(Command(("sh", "-c", script)), NONCE, limit_s=60)
