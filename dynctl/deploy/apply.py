@@ -109,7 +109,7 @@ async def wait_ready(
         DeployError: exit 6 when a unit failed for good, stayed what it was, or time ran out; 3 when an agent is lost.
     """
     started = last_told = time.monotonic()
-    told: dict[tuple[str, str], EngineState] = {}
+    told: dict[tuple[str, str], UnitStatus] = {}
     limits = _limits_s(goals)
     rounds = Rounds(clients, tell)
     while True:
@@ -210,21 +210,33 @@ async def _tell_findings(
 
 
 def _tell_changes(
-    units: Sequence[tuple[str, UnitStatus]], told: dict[tuple[str, str], EngineState], tell: Tell
+    units: Sequence[tuple[str, UnitStatus]], told: dict[tuple[str, str], UnitStatus], tell: Tell
 ) -> bool:
-    """Tell every change of state since the last look; return whether there was one.
+    """Tell every change of state since the last look, and who took over; return whether there was one.
 
     `told` keeps track by host and id: every host has its relay, and an engine that moves is for a while on two.
     """
     is_news = False
     for name, unit in units:
         # What was ready before anybody looked is no news.
-        was = told.get((name, unit.id), EngineState.READY)
-        told[name, unit.id] = unit.state
+        last = told.get((name, unit.id))
+        was = last.state if last else EngineState.READY
         if was is not unit.state:
             tell(name, unit.id, _state_text(unit))
             is_news = True
+        elif last and last.incarnation != unit.incarnation and _has_followed(name, unit, told):
+            tell(name, unit.id, "ready: the new one took over")
+            is_news = True
+        told[name, unit.id] = unit
     return is_news
+
+
+def _has_followed(name: str, unit: UnitStatus, told: Mapping[tuple[str, str], UnitStatus]) -> bool:
+    """Whether a unit's process was told of while it was still to take over."""
+    return any(
+        host == name and seen.beside == unit.id and seen.incarnation == unit.incarnation
+        for (host, _), seen in told.items()
+    )
 
 
 def _refuse_failed(units: Sequence[tuple[str, UnitStatus]]) -> None:

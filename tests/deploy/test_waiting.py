@@ -87,6 +87,21 @@ def test_a_router_that_says_nothing_of_its_engines_is_no_failure(monkeypatch, go
     assert told == [("a", "r0", "does not say what it finds of engines: no router answers")]
 
 
+def test_a_router_that_is_followed_is_told_of_until_the_new_one_took_over(monkeypatch, goals):
+    old, new = (UnitStatus("r0", "router", EngineState.READY, run) for run in ("run1", "run2"))
+    beside = {"id": "r0@next", "beside": "r0"}
+    steps = [(old, replace(new, state=EngineState.STARTING, **beside)), (new,)]
+
+    class Following(Agent):
+        async def status(self):
+            self.units = steps[min(self.num_asked, 1)]
+            return await super().status()
+
+    told, _ = wait(monkeypatch, goals, Following("a"))
+
+    assert told == [("a", "r0@next", "starting"), ("a", "r0", "ready: the new one took over")]
+
+
 def external(goals, name="a", **change):
     """The goals with one adopted server more."""
     wish = EngineWish(
