@@ -5,11 +5,31 @@ Not here: which blocks can be found, events (`tracker`). Pure.
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
+from dynctl.core.kv import BlockStored
 from dynctl.kv.hashing import PrefixState
 from dynctl.kv.running_hash import feed_blocks
 
 MAX_GROWN_BLOCKS = 512
-"""A longer run takes long to make a state between its ends again."""
+"""A longer run takes long to make a state between its ends again, or to find a block in that is asked for at random."""
+
+
+def cut(event: BlockStored) -> list[BlockStored]:
+    """Cut an event into parts that each go into one run."""
+    handles, keys, size = event.block_hashes, event.extra_keys, event.block_size
+    if len(handles) <= MAX_GROWN_BLOCKS:
+        return [event]
+    return [
+        structs.replace(
+            event,
+            block_hashes=handles[at : at + MAX_GROWN_BLOCKS],
+            parent_block_hash=handles[at - 1] if at else event.parent_block_hash,
+            token_ids=event.token_ids[at * size : (at + MAX_GROWN_BLOCKS) * size],
+            extra_keys=None if keys is None else keys[at : at + MAX_GROWN_BLOCKS],
+        )
+        for at in range(0, len(handles), MAX_GROWN_BLOCKS)
+    ]
 
 
 class Run:
@@ -80,7 +100,7 @@ class Run:
     def position(self, handle: int) -> int:
         """Where a block is; asked for one after the other, that is known at once."""
         handles = self.handles
-        for near in (len(handles) - 1, self._last + 1):
+        for near in (len(handles) - 1, self._last, self._last + 1):
             if near < len(handles) and handles[near] == handle:
                 break
         else:

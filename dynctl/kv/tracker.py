@@ -25,7 +25,7 @@ from dynctl.core.kv import (
 from dynctl.kv.block_table import BlockTable, add
 from dynctl.kv.hashing import BlockHasher, PrefixState, namespace, own_keys, pack_tokens
 from dynctl.kv.orphans import Orphan, Orphans
-from dynctl.kv.runs import Run
+from dynctl.kv.runs import Run, cut
 from dynctl.kv.slower import SlowerBlocks
 
 
@@ -170,11 +170,11 @@ class BlockTracker:
         if medium != DEVICE:
             self._medium(medium).store(event)
             return
-        if not self._append(event):
-            self._store_any(event, now_s)
-        elif self.orphans:
-            for handle in event.block_hashes:
-                for orphan in self.orphans.adopt(handle):
+        for part in cut(event):
+            if not self._append(part):
+                self._store_any(part, now_s)
+            elif self.orphans:
+                for orphan in self.orphans.adopt(part.block_hashes):
                     self._store_any(orphan.event, now_s, orphan.removed)
 
     def _takes_group(self, event: BlockStored) -> bool:
@@ -245,8 +245,7 @@ class BlockTracker:
             if parent is not None and parent not in self._runs:
                 self.orphans.keep(parent, orphan)
                 continue
-            for handle in self._extend(orphan.event, orphan.removed):
-                waiting += self.orphans.adopt(handle)
+            waiting += self.orphans.adopt(self._extend(orphan.event, orphan.removed))
 
     def _extend(self, event: BlockStored, removed: set[int]) -> list[int]:
         """Add the event's blocks to their parent; returns the handles added."""

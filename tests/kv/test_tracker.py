@@ -3,11 +3,13 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from dynctl.core.kv import AllBlocksCleared, BlockRemoved, BlockStored
 from dynctl.kv.events import decode
 from dynctl.kv.hashing import BlockHasher, namespace
-from dynctl.kv.orphans import MAX_ORPHANS, ORPHAN_AGE_S
+from dynctl.kv.orphans import MAX_ORPHANS, ORPHAN_AGE_S, Orphan, Orphans
+from dynctl.kv.runs import MAX_GROWN_BLOCKS
 from dynctl.kv.tracker import BlockTracker
 
 HASHER = BlockHasher(b"seed", 2)
@@ -107,6 +109,123 @@ def test_k11_waiting_children_are_bounded(stored):
     tracker.apply([stored([-i], parent=i) for i in range(1, 3 * MAX_ORPHANS)], 0)
 
     assert len(tracker.orphans) <= MAX_ORPHANS
+
+
+class Asked(list):
+    """Counts how often it is looked through."""
+
+    times = 0
+
+    def index(self, *args):
+        self.times += 1
+        return super().index(*args)
+
+
+class AskedTuple(tuple):
+    __slots__ = ()
+    times = 0
+
+    def __contains__(self, value):
+        AskedTuple.times += 1
+        return super().__contains__(value)
+
+
+def test_a_prompt_evicted_from_its_beginning_is_found_block_by_block(stored, removed):
+    tracker = BlockTracker(HASHER)
+    handles = range(1, MAX_GROWN_BLOCKS + 1)
+    tracker.apply([stored(handles)], 0)
+    run = tracker._runs[1]
+    run.handles = Asked(run.handles)
+    tracker.apply([removed(*handles)], 0)
+
+    assert len(tracker) == 0
+    assert run.handles.times <= 2
+
+
+@pytest.mark.parametrize("number", [512, 513, 1024, 2000])
+@pytest.mark.parametrize("is_keyed", [False, True])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_long_event_goes_into_runs_of_the_usual_length(
+    stored, removed, number, is_keyed, is_late
+):
+    handles = list(range(1, number + 1))
+    keys = tuple(["salt"] if is_keyed and i == 0 else None for i in range(number))
+    event = stored(handles, parent=9999 if is_late else None, first_token=2, extra_keys=keys)
+    tracker = BlockTracker(HASHER)
+    if is_late:
+        assert tracker.apply([event], 0).stored == []
+        told = tracker.apply([stored([9999])], 0).stored[1:]
+    else:
+        told = tracker.apply([event], 0).stored
+
+    prompt = [0, 1, *event.token_ids] if is_late else event.token_ids
+    if not (is_keyed and is_late):
+        space = namespace(keys=("salt",)) if is_keyed else b""
+        assert told == HASHER.prompt(prompt, space).hashes()[is_late:]
+    assert len(told) == number
+    assert all(len(tracker._runs[handle].blocks) <= MAX_GROWN_BLOCKS for handle in handles)
+    random.Random(1).shuffle(handles)
+    assert sorted(tracker.apply([removed(*handles)], 0).removed) == sorted(told)
+    assert len(tracker) == is_late
+
+
+def test_k11_removals_nobody_knows_do_not_look_through_what_waits(stored, removed):
+    tracker = BlockTracker(HASHER)
+    for i in range(100):
+        event = stored([1000 + i, 2000 + i], parent=i)
+        tracker.note([structs.replace(event, block_hashes=AskedTuple(event.block_hashes))], 0)
+    AskedTuple.times = 0
+    tracker.note([removed(*range(3000, 4000))], 0)
+
+    assert tracker.counts.num_unknown_removed == 1000
+    assert AskedTuple.times == 0
+
+
+class PlainOrphans:
+    """What `Orphans` promises, with nothing to find anything by."""
+
+    def __init__(self):
+        self.waiting = []
+
+    def keep(self, parent, orphan):
+        self.waiting.append((parent, orphan))
+
+    def adopt(self, parents):
+        adopted = [o for parent in parents for p, o in self.waiting if p == parent]
+        self.waiting = [(p, o) for p, o in self.waiting if p not in parents]
+        return adopted
+
+    def remove(self, handle):
+        named = [o for _, o in self.waiting if handle in o.event.block_hashes]
+        for orphan in named:
+            orphan.removed.add(handle)
+        return bool(named)
+
+
+small = st.integers(0, 6)
+orphan_steps = st.one_of(
+    st.tuples(st.just("keep"), small, st.lists(small, max_size=4)),
+    st.tuples(st.just("adopt"), st.lists(small, unique=True, max_size=3)),
+    st.tuples(st.just("remove"), small),
+)
+
+
+@given(st.lists(orphan_steps, max_size=40))
+def test_k11_what_waits_is_found_as_if_all_were_looked_through(history):
+    orphans, plain = Orphans(), PlainOrphans()
+    for kind, *args in history:
+        if kind == "keep":
+            event = BlockStored(tuple(args[1]), args[0], (), 1)
+            for each in (orphans, plain):
+                each.keep(args[0], Orphan(event, 0.0, set()))
+        elif kind == "adopt":
+            found, expected = orphans.adopt(*args), plain.adopt(*args)
+            assert [(o.event, o.removed) for o in found] == [(o.event, o.removed) for o in expected]
+        else:
+            assert orphans.remove(*args) == plain.remove(*args)
+        assert len(orphans) == len(plain.waiting)
+    orphans.adopt(range(7))
+    assert len(orphans) == len(orphans._naming) == 0
 
 
 def test_other_layer_groups_are_left_out(stored):
