@@ -27,6 +27,8 @@ _RESUBSCRIBE_S = 0.25
 _HWM = 20_000
 _SLICE = 100
 """Messages taken before other work on the loop gets its turn."""
+_MAX_SEQ = 2**56
+"""No engine counts so far: eight letters where a number should be, from messages put together."""
 MAX_RANKS = 64
 """Data-parallel ranks one engine may have; batches of others are left out (K16)."""
 _BEHIND_S = 2.0
@@ -249,19 +251,26 @@ class KvEventReader:
         for frames in messages:
             if self._sub is None:
                 return  # given up meanwhile
-            # 3 frames: topic, sequence, payload.
-            if len(frames) == 3 and len(frames[1]) == 8:
-                seq = int.from_bytes(frames[1], "big")
-                if self._sequence.takes(seq, frames[2]):
-                    self._hand_on(seq, frames[2])
-                else:
-                    self._obey(self._sequence.live(seq, frames[2], self._now()))
-            else:
+            seq = self._number(frames)
+            if len(frames) != 3 or seq < 0:
                 self._count_error(f"an event message of {len(frames)} frames")
+                if seq < 0 or self._sub is None:
+                    continue
+            if self._sequence.takes(seq, frames[-1]):
+                self._hand_on(seq, frames[-1])
+            else:
+                self._obey(self._sequence.live(seq, frames[-1], self._now()))
         if messages:
             self._last_live_s = self._now()
             self._judge_trust()
             self._sink.on_end_of_read()
+
+    def _number(self, frames: list[bytes]) -> int:
+        """Read the sequence number of the message that the last three frames are: topic, sequence, payload. -1: they are none."""
+        if len(frames) < 3 or len(frames[-2]) != 8 or not frames[-3].startswith(self._topic):
+            return -1
+        seq = int.from_bytes(frames[-2], "big")
+        return seq if seq < _MAX_SEQ else -1
 
     def _on_replay(self) -> None:
         asked = self._replay
@@ -294,7 +303,7 @@ class KvEventReader:
 
         `has_three`: every message should have three frames. So whether another follows is asked once, since asking takes as
         long as reading one. All frames of a message arrive together; one that has fewer is put together with the next, and
-        has too many then.
+        has too many then: the last three are the next.
         """
         taken: list[list[bytes]] = []
         if socket is None or self._loop is None:

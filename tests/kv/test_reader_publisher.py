@@ -250,13 +250,45 @@ def test_messages_of_other_shapes_cost_no_batch(tmp_path, zmq_context, topic, ta
             live.send_multipart([topic.encode(), i.to_bytes(8, "big"), full._buffer[-1][1]])
         if is_last:
             live.send_multipart([topic.encode(), *tail])
-        await sink.until(lambda: len(sink.got) == 12 and reader.num_errors == 1)
+        async with asyncio.timeout(60):
+            while not (len(sink.got) == 12 and reader.num_errors == 1):
+                await asyncio.sleep(0.01)
         reader.close()
         full.close()
         live.close(linger=0)
 
         assert sink.got == [(i, i) for i in range(12)]
         assert sink.num_resets == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("topic", ["", "t", "topics-8"])
+@pytest.mark.parametrize("short", [[[]], [[b"two"]], [[], []], [[], [], []], [[], [b"two"], []]])
+def test_a_message_that_is_too_short_does_not_cost_the_next_one(
+    tmp_path, zmq_context, topic, short
+):
+    """Nor is its topic, eight letters long, taken for a number. What is lost cannot be asked for here."""
+
+    async def main():
+        sink = Sink()
+        live = live_socket(zmq_context, tmp_path)
+        reader = KvEventReader(f"ipc://{tmp_path}/kv", None, topic, sink, context=zmq_context)
+        reader.start()
+        await subscribed(live)
+        for i in range(6):
+            if i == 3:
+                for tail in short:
+                    live.send_multipart([topic.encode(), *tail])
+            payload = events_module.encode(batch(i))
+            live.send_multipart([topic.encode(), i.to_bytes(8, "big"), payload])
+        await sink.until(lambda: sink.got[-1:] == [(5, 5)])
+        reader.close()
+        live.close(linger=0)
+
+        assert sink.got == [(i, i) for i in range(6)]
+        assert (sink.num_resets, reader.counts.num_lost) == (0, 0)
+        assert 1 <= reader.num_errors <= len(short)
 
     asyncio.run(main())
 
