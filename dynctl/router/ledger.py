@@ -145,6 +145,9 @@ class Ledger:
         """Take an engine's count; a decode engine only repeats what the prefill engine had cached."""
         if leg is Leg.MAIN:
             self.usage = usage
+            if self._move is not None:
+                self._move.arrived()
+                self._move = None
         decision = self._decisions.get(leg)
         if decision is not None:
             hit = decision.overlap_tokens

@@ -150,10 +150,8 @@ class Links:
 
     def moved(self, move: "Move", began_s: float, now_s: float) -> None:
         """Learn from a transfer that worked; `began_s` is when the decode engine was asked."""
-        self.moved_tokens[self.classes.of(move.source, move.target)] += move.tokens
+        pair = self._count(move)
         began_s = max([began_s, *(port.ended_s for port in self._ports_of(move))])
-        pair = self._pair(move.source, move.target)
-        pair.failures_in_row = 0
         ms, held_ms = (now_s - began_s) * 1e3, self._held_ms(move)
         # Where holding up may be all there is to it, nothing is learned.
         if not held_ms or ms - held_ms > pair.line.at(move.tokens):
@@ -161,6 +159,11 @@ class Links:
             pair.line.learn(move.tokens, ms)
             self._all.learn(move.tokens, ms)
         self._end(move, now_s)
+
+    def arrived(self, move: "Move") -> None:
+        """Count a transfer that worked and of which nobody knows when it ended: nothing is learned."""
+        self._count(move)
+        self.dropped(move)
 
     def failed(self, move: "Move", now_s: float) -> None:
         """Count a transfer that failed; several in a row keep the pair apart for a while."""
@@ -208,6 +211,12 @@ class Links:
         if bytes_per_token:
             num_bytes = {key: number * bytes_per_token for key, number in moved.items()}
             yield from counter("kv_moved_bytes_total", text, num_bytes, ("link",))
+
+    def _count(self, move: "Move") -> _Pair:
+        self.moved_tokens[self.classes.of(move.source, move.target)] += move.tokens
+        pair = self._pair(move.source, move.target)
+        pair.failures_in_row = 0
+        return pair
 
     def _end(self, move: "Move", now_s: float) -> None:
         for port in self._ports_of(move):
@@ -281,6 +290,10 @@ class Move:
     def took(self, began_s: float, now_s: float) -> None:
         """It worked: the decode engine was asked at `began_s` and its first token came now."""
         self._links.moved(self, began_s, now_s)
+
+    def arrived(self) -> None:
+        """It worked some time ago: the whole answer is here."""
+        self._links.arrived(self)
 
     def failed(self, now_s: float) -> None:
         """It did not."""

@@ -207,6 +207,21 @@ def test_policies_without_costs_always_copy():
     assert place(placement, [7] * 20).prefill is not None
 
 
+def test_a_transfer_of_which_only_the_answers_end_is_known_teaches_nothing_but_that_the_pair_works():
+    links = known_links()
+    before = links.cost("p", "d", 8000, 99.0, 99.0)
+    counted = links.moved_tokens["unknown"]
+    for _ in range(2):
+        links.book("p", "d", 10, 100.0, 100.0).failed(100.0)
+    links.book("p", "d", 8000, 100.0, 100.0).arrived()
+    links.book("p", "d", 10, 160.0, 160.0).failed(160.0)
+
+    assert links.is_usable("p", "d", 160.0)
+    assert links.num_booked == 0
+    assert links.cost("p", "d", 8000, 200.0, 200.0) == pytest.approx(before)
+    assert links.moved_tokens["unknown"] == counted + 8000
+
+
 def test_what_was_handed_over_is_counted_by_class_of_link_and_in_bytes_where_they_are_known():
     places = [EnginePlace("p", "a", "a 0"), EnginePlace("d", "a", "a 0"), EnginePlace("e", "b")]
     links = Links(2.0, 0.005, LinkClasses(places))

@@ -230,3 +230,26 @@ def test_a_prefill_that_is_made_again_is_a_decision_that_has_ended(run):
             ]
 
     run(main)
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_what_is_handed_over_is_counted_streamed_or_not_and_only_a_first_token_tells_how_long_it_took(
+    run, is_stream
+):
+    async def main():
+        engines = FakeEngine("p0", "prefill"), FakeEngine("d0", "decode")
+        async with routed(*engines, policy="kv") as bench:
+            links = bench.desk.placement.links
+            before = links.cost("p0", "d0", 1000, 0.0, 0.0).move_ms
+            for number in range(3):
+                prompt = f"{number}" * 2000
+                answer = await bench.client.complete(prompt=prompt, stream=is_stream)
+                assert answer.status == 200
+            await until(lambda: not links.num_booked)
+            asked = sum(one.move_tokens for one in bench.desk.ring.newest(9) if one.leg == "decode")
+            assert asked > 0
+            assert sum(links.moved_tokens.values()) == asked
+            after = links.cost("p0", "d0", 1000, 1e9, 1e9).move_ms
+            assert (after != before) == is_stream
+
+    run(main)
