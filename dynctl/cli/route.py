@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dynctl.core.text import clean
 from dynctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ AdminOption = Annotated[
     ),
 ]
 DecisionLogOption = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--decision-log",
         metavar="DIR",
@@ -166,7 +167,7 @@ def build_config(
     settings: list[str],
     route_key_field: str = "",
     workers: int = 1,
-    decision_log: Path | None = None,
+    decision_log: str | None = None,
 ) -> "RouterConfig":
     """Make the same configuration the agent would, from flags.
 
@@ -195,7 +196,7 @@ def build_config(
             server_tls=TlsFiles(str(cert), str(key)) if cert else None,
             allow_insecure_listen=insecure_listen,
             workers=workers,
-            decision_log=str(decision_log.absolute()) if decision_log else "",
+            decision_log="" if decision_log is None else _log_directory(decision_log),
             settings=make_settings(dict(_parse_setting(text) for text in settings)),
         )
     )
@@ -228,6 +229,27 @@ def parse_engine(text: str, number: int) -> "EngineTarget":
     if not ranks.isdecimal():
         raise UsageError(f"--engine {text}: {ranks!r} ranks", "write ranks=2")
     return EngineTarget(url=url, **fields, ranks=int(ranks))
+
+
+def _log_directory(given: str) -> str:
+    """Make the decision log's directory and write there once, so that a mistake shows before requests come."""
+    import tempfile
+
+    from dynctl.files import reason
+
+    if not given:
+        raise UsageError("--decision-log names no directory", "leave it out, or give a path")
+    path = Path(given).absolute()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"--decision-log {clean(given)}: cannot write there: {reason(error)}",
+            "give a directory that this user may write to",
+        ) from error
+    return str(path)
 
 
 def _parse_setting(text: str) -> tuple[str, float]:

@@ -64,6 +64,23 @@ def test_flags_that_make_no_sense_are_usage_errors(change):
         build_config(**(PLAIN | change))
 
 
+def test_a_decision_log_that_cannot_be_written_is_refused_before_anything_runs(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    for given, why in (
+        ("", "names no directory"),
+        (str(tmp_path / "file"), "File exists"),
+        (str(tmp_path / "file" / "log"), "Not a directory"),
+        ("/proc/nothing", "No such file or directory"),
+    ):
+        with pytest.raises(UsageError, match=why) as refused:
+            build_config(**PLAIN, decision_log=given)
+        assert "Errno" not in refused.value.message
+    folder = tmp_path / "new" / "log"
+    assert build_config(**PLAIN, decision_log=str(folder)).decision_log == str(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert list(folder.iterdir()) == []
+
+
 def test_keys_are_read_from_a_file_and_only_their_hashes_kept(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("# clients\nalice=sk-alice-0001\n\nbob=sk-bob-000002\n")
