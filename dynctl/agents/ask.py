@@ -203,6 +203,13 @@ async def _model_limit(wish: EngineWish, at: Endpoints) -> int:
     raise UnfitError(f"it serves {names}, not {wish.name}", "set served_name in the inventory")
 
 
+def complaint(response: Response) -> str:
+    """What an answer says is wrong, in the form all routers use; empty where it says nothing."""
+    error = _object(response).get("error")
+    said = error.get("message") if isinstance(error, dict) else None
+    return clean(said, 200) if isinstance(said, str) else ""
+
+
 def _object(response: Response) -> dict[str, object]:
     """Read a JSON object; anything else is an empty one."""
     try:

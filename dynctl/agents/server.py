@@ -140,7 +140,8 @@ class ControlServer:
         except UpstreamError as error:
             raise RouterError(f"{unit_id} does not answer: {error.message}") from error
         if answer.status != 200:
-            raise RouterError(f"{unit_id} answered {answer.status} to /{what}")
+            said = ask.complaint(answer) or "without saying why"
+            raise RouterError(f"{unit_id} answered {answer.status} to /{what}: {said}")
         exchange.respond(200, answer.body)
 
     async def _change_unit(self, exchange: Exchange, verb: str, unit_id: str) -> None:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynctl.errors import DynctlError, ExitCode
+from dynctl.errors import DeployError, DynctlError, ExitCode
+
+_OLDER = "a router of an older version may not know this: dynctl up brings it up to date"
 
 if TYPE_CHECKING:
     from dynctl.agents.client import AgentClient
@@ -65,6 +67,7 @@ async def ask_socket(path: str, targets: Sequence[str], changes: Sequence[str] =
     Raises:
         ConnectError: when no router answers there as one should.
     """
+    from dynctl.agents.ask import complaint
     from dynctl.errors import ConnectError
     from dynctl.http1.upstream import Address, Upstream, UpstreamError
 
@@ -74,7 +77,11 @@ async def ask_socket(path: str, targets: Sequence[str], changes: Sequence[str] =
         for method, target in _calls(targets, changes):
             answer = await upstream.fetch(method, target)
             if answer.status != 200:
-                raise ConnectError(f"the router on {path} answered {answer.status}")
+                said = complaint(answer) or "without saying why"
+                raise ConnectError(
+                    f"the router on {path} answered {answer.status}: {said}",
+                    _OLDER if method == "POST" else None,
+                )
             if method == "GET":
                 found.append(_decoded(answer.body))
     except UpstreamError as error:
@@ -154,11 +161,12 @@ async def _ask_host(
             bodies = [(m, await client.ask_router(unit.id, target, m)) for m, target in calls]
             found[unit.id] = [_decoded(body) for method, body in bodies if method == "GET"]
         except DynctlError as error:
-            hosts[name] = _named(f"{name}: {unit.id}", error)
+            is_change = calls[0][0] == "POST" and isinstance(error, DeployError)
+            hosts[name] = _named(f"{name}: {unit.id}", error, _OLDER if is_change else None)
 
 
-def _named(where: str, error: DynctlError) -> DynctlError:
-    return DynctlError(f"{where}: {error.message}", error.hint, code=error.exit_code)
+def _named(where: str, error: DynctlError, hint: str | None = None) -> DynctlError:
+    return DynctlError(f"{where}: {error.message}", error.hint or hint, code=error.exit_code)
 
 
 def _decoded(body: bytes) -> Any:  # noqa: ANN401 - a router's JSON

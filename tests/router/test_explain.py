@@ -12,7 +12,7 @@ from router_sims import Sim, generate, prompt_of, routed_sims
 from dynctl.cli import explain, policy, routers
 from dynctl.cli.options import Output
 from dynctl.core.kv_links import EnginePlace
-from dynctl.errors import DynctlError, UsageError
+from dynctl.errors import ConnectError, DynctlError, UsageError
 from dynctl.http1.upstream import Address, Upstream
 from dynctl.router.server import Entrance
 
@@ -130,6 +130,11 @@ def test_policy_and_shadow_are_changed_live_without_dropping_a_stream(run, short
                 status, refused = await ask(path, "POST", f"/policy?{wrong}")
                 assert status == 400
                 assert refused["error"]["message"]
+            with pytest.raises(
+                ConnectError, match="answered 400: that is no policy's name"
+            ) as wrong:
+                await routers.ask_socket(path, ["/policy"], ["/policy?unknown=1"])
+            assert "older version" in wrong.value.hint
             told = {"policy": "kv", "stickiness": 0.5}
             assert await ask(path, "POST", "/policy?stickiness=0.5") == (200, told)
             await generate(bench, prompt, 2)
