@@ -1,5 +1,6 @@
 """`dynctl explain`: why a request went where it went, and where the hits of all requests went. IO: ssh, sockets, files, terminal."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,6 +85,11 @@ def command(
     if recorded is not None:
         if request == _HITS:
             raise UsageError("a decision log holds no hit rates", "ask routers for them")
+        if local or admin_socket is not None or _is_chosen(inventory):
+            raise UsageError(
+                "--from reads a decision log and asks no router",
+                "leave out --inventory, --local and --admin-socket, or --from",
+            )
         _show_all(_read(recorded, request), output)
         return
     targets = _HIT_TARGETS if request == _HITS else (_target(request),)
@@ -133,11 +139,18 @@ def _read(path: Path, request: str) -> list[dict[str, Any]]:
             found.append((decision, version))
     if num_bad:
         say(f"{num_bad} of {len(lines)} lines of {path} cannot be read: {clean(fault)}")
+    if not found and request == _LAST:
+        raise NothingDecidedError
     if not found:
-        raise DynctlError(f"{path} holds no decision of request {request}")
+        raise DynctlError(f"{path} holds no decision of request {clean(request)}")
     newest, _ = max(found, key=lambda one: one[0].unix_s)
     mine = [(d, version) for d, version in found if d.request_id == newest.request_id]
-    return [decision.to_json() | {"version": version} for decision, version in mine]
+    return _in_order([decision.to_json() | {"version": version} for decision, version in mine])
+
+
+def _is_chosen(inventory: Path) -> bool:
+    """Whether somebody named an inventory for this command: it is neither the usual one nor the environment's."""
+    return inventory not in {DEFAULT_INVENTORY, Path(os.environ.get("DYNCTL_INVENTORY", ""))}
 
 
 def _show_all(decisions: list[dict[str, Any]], output: Output) -> None:
@@ -254,7 +267,12 @@ def _of_one_request(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return []
     newest = max(found, key=lambda decision: float(decision["unix_s"]))["request_id"]
     mine = [decision for decision in found if decision["request_id"] == newest]
-    return sorted(mine, key=lambda decision: float(decision["unix_s"]))
+    return _in_order(mine)
+
+
+def _in_order(decisions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By time; of those made at once prefill comes first."""
+    return sorted(decisions, key=lambda one: (float(one["unix_s"]), one["leg"] == "decode"))
 
 
 def _show(decision: dict[str, Any]) -> None:

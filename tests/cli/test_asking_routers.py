@@ -5,6 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from dynctl.cli import explain
+from dynctl.cli.main import run
 from dynctl.deploy.reach import NotHereError
 from dynctl.errors import ConnectError, DeployError, ExitCode, TrustError
 
@@ -50,6 +52,36 @@ def test_a_change_reaches_all_that_answer_and_names_the_rest(cluster):
     assert "h2: no route to host" in err
     assert "h3: b-router: it does not answer" in err
     assert "h5" not in err
+
+
+def test_a_change_that_an_older_router_refuses_is_told_with_the_way_to_bring_it_up_to_date(cluster):
+    refused = DeployError("a-router answered 400 to /policy: that is no policy's name")
+
+    _, _, err = cluster({"h1": Agent("a-router", error=refused)}, "policy", "--stickiness", "2")
+
+    assert "answered 400 to /policy: that is no policy's name" in err
+    assert "older version" in err
+    assert "older version" not in cluster({"h1": Agent("a-router", error=refused)}, "policy")[2]
+
+
+@pytest.mark.parametrize("words", [["--admin-socket", "a.sock"], ["-i", "there.yaml"], ["--local"]])
+def test_a_decision_log_is_not_read_where_routers_are_to_be_asked(tmp_path, capsys, words):
+    assert run(["explain", "--from", str(tmp_path), *words]) == ExitCode.USAGE
+    assert "asks no router" in capsys.readouterr().err
+
+
+def test_a_decision_log_without_decisions_is_told_like_routers_without_any(tmp_path, capsys):
+    assert run(["explain", "--from", str(tmp_path)]) == ExitCode.ERROR
+    assert "has decided anything yet" in capsys.readouterr().err
+
+
+def test_decisions_made_at_once_are_shown_prefill_first():
+    made = [
+        {"request_id": "r", "unix_s": unix_s, "leg": leg}
+        for unix_s, leg in ((2.0, "decode"), (1.0, "decode"), (1.0, "prefill"))
+    ]
+    in_order = [(one["unix_s"], one["leg"]) for one in explain._of_one_request(made)]
+    assert in_order == [(1.0, "prefill"), (1.0, "decode"), (2.0, "decode")]
 
 
 def test_all_is_well_where_hosts_without_anything_of_the_cluster_are_all_that_is_missing(cluster):
