@@ -116,7 +116,8 @@ class DeploymentFigures:
     predicted_hit_ratio: float | None
     """Share of prompt tokens the router expected to be cached where it sent them."""
     reported_hit_ratio: float | None
-    """Share the engines that computed prompts (prefill, aggregated) found cached."""
+    """Share the engines that computed prompts (prefill, aggregated) found cached. They count a prompt when it begins, a router
+    once it is answered: while conversations grow, this is ahead. Routers' own questions are in it, a few hundred tokens."""
     possible_hit_ratio: float | None = None
     """Share that caches without limit would have had."""
     lost_routing_ratio: float | None = None

@@ -5,10 +5,7 @@ from dynctl.tui.view import View
 
 KEYS = (
     ("j k, arrows", "move the cursor; g G to the first, last"),
-    (
-        "/",
-        "filter engines: words, !word, host=gpu-0 role=decode state=ready; enter keeps, esc clears",
-    ),
+    ("/", "filter: words !word host= role= state=; enter keeps, esc clears"),
     ("< >", "sort by the column before, after; r reverses"),
     ("space", "hold the picture; collecting goes on"),
     ("d", "show the next deployment in the top lines"),
@@ -21,13 +18,10 @@ MARKS = (
     ("9s old", "the host has not reported for so long; its figures are not shown"),
     ("p50 p99", "over the last 60 s, from histogram buckets; rates are over 10 s"),
     ("HIT%", "prompt tokens found in the engine's prefix cache, last 60 s"),
-    ("KV hit", "what the router expected cached / what engines found, of what was possible"),
-    ("lost", "prompt tokens never seen before, evicted, or held by an engine not chosen"),
+    ("KV hit", "expected of those answered / found in those begun, of possible"),
+    ("lost", "of prompts: never seen, evicted, or held by an engine not chosen"),
     ("caches", "engines whose cache the router knows, of all; shown until all are"),
-    (
-        "nvlink host",
-        "KV from prefill to decode engines, by what joins them: also rdma, tcp, unknown",
-    ),
+    ("nvlink host", "KV from prefill to decode, by link; also rdma, tcp, unknown"),
 )
 
 
