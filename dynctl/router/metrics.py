@@ -148,9 +148,7 @@ class Metrics:
             "engine_failures_total", "Failed attempts.", ("engine", "reason")
         )
         self.fallbacks = self._counter("fallbacks_total", "Choices by load after a fault.")
-        self.book_faults = self._counter(
-            "book_faults_total", "Requests whose books were not kept in full."
-        )
+        self.book_faults = self._counter("book_faults_total", "Requests whose books have gaps.")
         self.warmed_tokens = self._counter(
             "warmed_tokens_total", "Tokens of hot prefixes computed on engines that joined."
         )
