@@ -7,6 +7,7 @@
 #include <Python.h>
 #include <limits.h>
 #include <stdint.h>
+#include <string.h>
 
 _Static_assert(ULONG_MAX == UINT64_MAX, "a block's number is a long");
 
@@ -23,16 +24,19 @@ typedef struct {
 } Table;
 
 static PyTypeObject table_type;
+static uint64_t odd[2]; /* drawn anew by each process */
 
 static size_t num_places(const Table *t)
 {
     return t->bits < 0 ? 0 : (size_t)1 << t->bits;
 }
 
-/* Where to begin to look. */
+/* Where to begin to look. Blocks come from other hosts: who knew the factors could choose them to have one place all. */
 static size_t home(const Table *t, uint64_t block)
 {
-    return (size_t)(block * 0x9E3779B97F4A7C15u >> (64 - t->bits));
+    uint64_t mixed = block * odd[0];
+    mixed ^= mixed >> 32;
+    return (size_t)(mixed * odd[1] >> (64 - t->bits));
 }
 
 /* The place of a block, or the free one where it belongs; there is always one. */
@@ -118,7 +122,8 @@ static PyObject *table_clear(PyObject *self, PyObject *nothing)
 
 static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    if (!PyArg_ParseTuple(args, "") || keywords)
+    static char *none[] = {NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "", none))
         return NULL;
     Table *t = (Table *)type->tp_alloc(type, 0);
     if (t)
@@ -206,6 +211,7 @@ static PyObject *table_pop(PyObject *self, PyObject *const *args, Py_ssize_t num
 static PyObject *listed(PyObject *self, int has_blocks)
 {
     Table *t = (Table *)self;
+    int collects = PyGC_Disable(); /* a finalizer might change the table on the way */
     PyObject *list = PyList_New(t->used);
     Py_ssize_t to = 0;
     for (size_t i = 0, number = num_places(t); list && i < number; i++) {
@@ -219,6 +225,8 @@ static PyObject *listed(PyObject *self, int has_blocks)
         else
             Py_CLEAR(list);
     }
+    if (collects)
+        PyGC_Enable();
     return list;
 }
 
@@ -324,9 +332,22 @@ static PyMethodDef methods[] = {
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "block_table", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
+static int draw_factors(void)
+{
+    PyObject *os = PyImport_ImportModule("os"), *drawn = os ? PyObject_CallMethod(os, "urandom", "n", (Py_ssize_t)sizeof odd) : NULL;
+    Py_XDECREF(os);
+    if (!drawn)
+        return 0;
+    memcpy(odd, PyBytes_AS_STRING(drawn), sizeof odd);
+    Py_DECREF(drawn);
+    odd[0] |= 1;
+    odd[1] |= 1;
+    return 1;
+}
+
 PyMODINIT_FUNC PyInit_block_table(void)
 {
-    PyObject *module = PyType_Ready(&table_type) < 0 ? NULL : PyModule_Create(&definition);
+    PyObject *module = !draw_factors() || PyType_Ready(&table_type) < 0 ? NULL : PyModule_Create(&definition);
     if (module && (PyModule_AddObjectRef(module, "BlockTable", (PyObject *)&table_type) < 0 ||
                    PyModule_AddIntConstant(module, "ENTRY_BYTES", 30) < 0)) /* at the mean load of 0.56 */
         Py_CLEAR(module);

@@ -138,7 +138,8 @@ static PyObject *handle(Reader *r)
 static PyObject *handles(Reader *r)
 {
     uint64_t length;
-    PyObject *all = take_array(r, &length) ? PyTuple_New((Py_ssize_t)length) : NULL;
+    int has_room = take_array(r, &length) && length <= (uint64_t)(r->end - r->at) / 2; /* in none that engines make is one byte */
+    PyObject *all = has_room ? PyTuple_New((Py_ssize_t)length) : NULL;
     for (uint64_t i = 0; all && i < length; i++) {
         PyObject *one = handle(r);
         if (one)
@@ -289,8 +290,8 @@ static PyObject *batch(Reader *r)
     double ts;
     if (!take_array(r, &num_parts) || num_parts < 2 || num_parts > 3 || r->at == r->end || *r->at++ != 0xcb)
         return NULL;
-    if (!take(r, 8, &bits) || !take_array(r, &length))
-        return NULL;
+    if (!take(r, 8, &bits) || !take_array(r, &length) || length > (uint64_t)(r->end - r->at) / 15)
+        return NULL; /* none is shorter than ["BlockRemoved", []] */
     memcpy(&ts, &bits, sizeof ts);
     PyObject *events = PyTuple_New((Py_ssize_t)length), *all = NULL;
     for (uint64_t i = 0; events && i < length; i++) {

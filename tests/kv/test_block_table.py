@@ -1,9 +1,11 @@
+import gc
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynctl.kv import block_table
 from dynctl.kv.block_table import BlockTable, add, remove
 
 # Few of them, at both ends: they meet again and again, in one place or beside it.
@@ -112,3 +114,45 @@ def test_what_is_missing_is_a_key_error():
             with pytest.raises(KeyError):
                 table.pop(5)
             table[6] = "six"
+
+
+@pytest.mark.timeout(60)
+def test_blocks_chosen_for_one_place_are_not_all_there():
+    """With this multiplier, as it once was and anyone can read, they would be looked through for minutes."""
+    back = pow(0x9E3779B97F4A7C15, -1, 2**64)
+    chosen = [i * back % 2**64 for i in range(1, 1_000_000)]
+    table = BlockTable()
+
+    assert add([table], chosen, "one", 2**40) == []
+    assert len(table) == len(chosen)
+
+
+@pytest.mark.skipif(
+    block_table.__file__.endswith(".py"), reason="dictionaries see it by themselves"
+)
+@pytest.mark.parametrize("of", ["items", "values"])
+def test_finalizers_do_not_run_while_a_table_is_listed(of):
+    table, seen = BlockTable(), []
+    for block in range(3000):
+        table[block] = "one"
+    before = gc.get_threshold()
+    gc.callbacks.append(lambda phase, _: seen.append(phase))
+    gc.set_threshold(1)
+    try:
+        gc.disable()
+        gc.enable()
+        listed = getattr(table, of)()
+        num_passes = len(seen)
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.pop()
+
+    assert len(listed) == 3000
+    assert num_passes <= 2
+    assert gc.isenabled()
+
+
+def test_a_table_is_made_of_nothing():
+    for wrong in (lambda: BlockTable(1), lambda: BlockTable(a=1)):
+        with pytest.raises(TypeError):
+            wrong()

@@ -1,4 +1,5 @@
 import importlib.util
+import tracemalloc
 from types import SimpleNamespace
 
 import msgspec
@@ -102,6 +103,7 @@ def damaged(draw):
     return bytes(payload)
 
 
+ARRAY = b"\xdd"  # of so many parts as the next four bytes say
 EVENT = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "token_ids": [5, 6], "block_size": 2}  # fmt: skip
 
 
@@ -148,7 +150,9 @@ def test_usual_batches_of_any_length_are_read_in_one_step_in_both_forms(extra, n
 def test_blocks_and_tokens_of_any_number_are_read_in_one_step(number):
     event = EVENT | {"block_hashes": [2**64 - 1] * number, "token_ids": [70_000] * number, "block_size": 1}  # fmt: skip
 
-    assert agrees(pack([1.5, [event, {"type": "BlockRemoved", "block_hashes": [-1] * number}], 0]))
+    assert agrees(
+        pack([1.5, [event, {"type": "BlockRemoved", "block_hashes": [-100] * number}], 0])
+    )
 
 
 def test_a_batch_that_is_read_in_one_step_or_not_is_decoded():
@@ -158,3 +162,23 @@ def test_a_batch_that_is_read_in_one_step_or_not_is_decoded():
     assert (len(batch.events), batch.num_unknown, batch.dp_rank) == (2, 1, 3)
     with pytest.raises(EventError):
         decode(pack([1.5, [EVENT | {"block_size": 3}], 3]))
+
+
+@compiled
+@pytest.mark.parametrize(
+    "parts", [[ARRAY], [b"\x91\x99\xabBlockStored", ARRAY], [b"\x91\x93\xacBlockRemoved", ARRAY]]
+)
+def test_what_a_batch_says_it_holds_takes_no_memory_before_it_is_there(parts):
+    head, num_bytes = b"\x92\xcb" + bytes(8), 2**20
+    payload = head
+    for part in parts:
+        payload += part
+    payload += (num_bytes - 100).to_bytes(4, "big") + b"\xc1" * num_bytes
+    tracemalloc.start()
+    try:
+        assert plain_batch.read(payload) is None
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak_bytes < num_bytes
