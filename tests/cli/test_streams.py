@@ -79,6 +79,19 @@ sys.exit(main.run([]))
 """
 
 
+@pytest.fixture
+def usual_signals():
+    """What this run itself ignores, under `nohup` or in the background of a shell, its commands would ignore as well."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.mark.usefixtures("usual_signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_whatever_asks_a_command_to_end_is_taken_as_ctrl_c(number):
     with subprocess.Popen(
@@ -105,6 +118,7 @@ SLOW_END = WORK.replace(
 )
 
 
+@pytest.mark.usefixtures("usual_signals")
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -135,6 +149,7 @@ def test_a_second_signal_does_not_cut_short_what_gives_locks_back(first, second)
     assert command.returncode == 130
 
 
+@pytest.mark.usefixtures("usual_signals")
 def test_a_signal_long_after_the_first_ends_a_command_that_hangs_while_ending():
     impatient = SLOW_END.replace("async def work", "output.INSIST_S = 0.0\n\nasync def work")
     with subprocess.Popen(
