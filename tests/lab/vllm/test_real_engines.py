@@ -334,14 +334,22 @@ def test_prefill_and_decode_give_the_text_of_one_engine(
         return sum(moved.values()) >= prompt_tokens
 
     until(all_counted, "every prompt's tokens are counted")
-    print(moved)
-    assert moved["external_kv_transfer"] == prompt_tokens
+    decisions = cluster.decisions("chat", 2 * NUM_PROMPTS)
+    ids = list(dict.fromkeys(d["request_id"] for d in reversed(decisions)))[-NUM_PROMPTS:]
+    asked = dict(zip(ids, PROMPTS, strict=True))
+    # On a busy machine the router may not know a prefill engine yet, or no more: then the decode engine does all of it.
+    whole = {d["request_id"]: d["path"] for d in decisions if d["leg"] == "whole"}
+    print(moved, whole)
+    assert set(whole.values()) <= {"no_prefill_engine", "link_down"}
+    assert len(whole) <= NUM_PROMPTS // 4
+    local_tokens = sum(stage.count(asked[request_id]) for request_id in whole)
+    assert moved["external_kv_transfer"] == prompt_tokens - local_tokens
     assert moved["local_cache_hit"] == 0
     # An engine that idles is asked for a token now and then, to see that it lives.
-    assert moved["local_compute"] <= 0.01 * prompt_tokens
-    legs = [(d["leg"], d["engine"]) for d in cluster.decisions("chat", 2 * NUM_PROMPTS)]
-    assert legs.count(("prefill", "chat-prefill-0")) == NUM_PROMPTS
-    assert legs.count(("decode", "chat-decode-0")) == NUM_PROMPTS
+    assert moved["local_compute"] <= local_tokens + 0.01 * prompt_tokens
+    legs = [(d["leg"], d["engine"]) for d in decisions]
+    assert legs.count(("prefill", "chat-prefill-0")) == NUM_PROMPTS - len(whole)
+    assert legs.count(("decode", "chat-decode-0")) == NUM_PROMPTS - len(whole)
 
 
 def test_prefill_counts_what_the_router_predicted_on_a_second_turn(stage: Stage) -> None:
