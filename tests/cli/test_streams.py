@@ -118,6 +118,14 @@ SLOW_END = WORK.replace(
 )
 
 
+def slowly_ending(code):
+    """A command that ends once it is told to on its standard input."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
+
+
 @pytest.mark.usefixtures("usual_signals")
 @pytest.mark.parametrize(
     ("first", "second"),
@@ -129,13 +137,7 @@ SLOW_END = WORK.replace(
     ],
 )
 def test_a_second_signal_does_not_cut_short_what_gives_locks_back(first, second):
-    with subprocess.Popen(
-        [sys.executable, "-c", SLOW_END],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as command:
+    with slowly_ending(SLOW_END) as command:
         assert command.stdout.readline() == "begun\n"
         command.send_signal(first)
         assert command.stdout.readline() == "ending\n"
@@ -152,13 +154,7 @@ def test_a_second_signal_does_not_cut_short_what_gives_locks_back(first, second)
 @pytest.mark.usefixtures("usual_signals")
 def test_a_signal_long_after_the_first_ends_a_command_that_hangs_while_ending():
     impatient = SLOW_END.replace("async def work", "output.INSIST_S = 0.0\n\nasync def work")
-    with subprocess.Popen(
-        [sys.executable, "-c", impatient],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as command:
+    with slowly_ending(impatient) as command:
         assert command.stdout.readline() == "begun\n"
         command.send_signal(signal.SIGTERM)
         assert command.stdout.readline() == "ending\n"

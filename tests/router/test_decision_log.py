@@ -306,15 +306,21 @@ def test_a_fault_is_over_on_a_quiet_router_a_minute_after_it_if_one_write_worked
     asyncio.run(main())
 
 
+async def caught_writing(tmp_path, num_turns):
+    """A log of a thousand decisions, so many turns of the loop after it began to write them."""
+    log = DecisionLog(str(tmp_path), 1, 10_000_000)
+    for number in range(1000):
+        log.add(decision(f"r{number}"))
+    writing = asyncio.create_task(log.flush())
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    return log, writing
+
+
 @pytest.mark.parametrize("num_turns", [1, 7, 13, 19, 25, 31, 60, 130])
 def test_a_log_closed_while_it_writes_loses_nothing(tmp_path, num_turns):
     async def main():
-        log = DecisionLog(str(tmp_path), 1, 10_000_000)
-        for number in range(1000):
-            log.add(decision(f"r{number}"))
-        writing = asyncio.create_task(log.flush())
-        for _ in range(num_turns):
-            await asyncio.sleep(0)
+        log, writing = await caught_writing(tmp_path, num_turns)
         await log.close()
         await writing
         assert (log.num_written, log.num_lost) == (1000, 0)
@@ -327,12 +333,7 @@ def test_a_log_closed_while_it_writes_loses_nothing(tmp_path, num_turns):
 @pytest.mark.parametrize("num_turns", [1, 7, 25, 130])
 def test_a_log_whose_writer_is_cancelled_writes_the_rest_when_it_is_closed(tmp_path, num_turns):
     async def main():
-        log = DecisionLog(str(tmp_path), 1, 10_000_000)
-        for number in range(1000):
-            log.add(decision(f"r{number}"))
-        writing = asyncio.create_task(log.flush())
-        for _ in range(num_turns):
-            await asyncio.sleep(0)
+        log, writing = await caught_writing(tmp_path, num_turns)
         writing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await writing
