@@ -4,6 +4,7 @@ All times are monotonic seconds from the start of the run. Not here: summaries o
 """
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dynctl.bench.stream import Chunk
@@ -122,17 +123,20 @@ class Record:
                 latencies += [(b.at_s - a.at_s) * 1e3 / num_tokens] * num_tokens
         return latencies
 
-    def tokens_between(self, since_s: float, until_s: float) -> float:
-        """Output tokens that arrived in a span; chunks without a count share the total evenly."""
+    def token_arrivals(self) -> Iterator[tuple[float, float]]:
+        """When output tokens came, and how many; chunks without a count share the total evenly."""
         if not self.chunks or not self.output_tokens:
-            return 0.0
+            return
         if any(chunk.num_tokens is None for chunk in self.chunks):
-            inside = sum(since_s <= chunk.at_s < until_s for chunk in self.chunks)
-            return inside * self.output_tokens / len(self.chunks)
-        before, tokens = 0, 0.0
+            for chunk in self.chunks:
+                yield chunk.at_s, self.output_tokens / len(self.chunks)
+            return
+        before = 0
         for chunk in self.chunks:
             now = chunk.num_tokens or 0
-            if since_s <= chunk.at_s < until_s:
-                tokens += now - before
+            yield chunk.at_s, now - before
             before = now
-        return tokens
+
+    def tokens_between(self, since_s: float, until_s: float) -> float:
+        """Output tokens that arrived in a span."""
+        return sum(num for at_s, num in self.token_arrivals() if since_s <= at_s < until_s)

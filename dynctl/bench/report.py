@@ -3,13 +3,17 @@
 Not here: sending, files, tables (`summary`).
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
 
 from dynctl.bench.record import DEFINITIONS, Record
 from dynctl.bench.statistics import Stat, percentile, summarize
+from dynctl.bench.workload import parse_workload
 from dynctl.core.workload import Slo
 from dynctl.errors import ExitCode
 
@@ -173,7 +177,9 @@ class Report:
     checks: tuple[Check, ...]
     definitions: dict[str, str]
     facts: dict[str, Any] = field(default_factory=dict)
-    """Versions, server, time of day: filled in by the runner."""
+    """Versions, server, plan, time of day: filled in by the runner."""
+    workload_digest: str = ""
+    """Equal for runs of one workload, whatever their seed and server; results may be compared then."""
 
     @property
     def exit_code(self) -> ExitCode:
@@ -209,7 +215,26 @@ def make_report(setting: Setting, run: Measured) -> Report:
         client=run.client,
         checks=_checks(setting.slo, metrics, requests),
         definitions=DEFINITIONS,
+        workload_digest=workload_digest(setting),
     )
+
+
+def workload_facts(setting: Setting) -> dict[str, Any]:
+    """What makes two runs the same workload, however it was spelled; the seed draws from it and is no part."""
+    return {
+        "workload": msgspec.to_builtins(replace(parse_workload(setting.workload), text="")),
+        "load": setting.load,
+        "duration_s": setting.duration_s,
+        "warmup_s": setting.warmup_s,
+        "api": setting.api,
+        "fixed_lengths": setting.fixed_lengths,
+    }
+
+
+def workload_digest(setting: Setting) -> str:
+    """Name the workload by its content."""
+    content = msgspec.json.encode(workload_facts(setting), order="deterministic")
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _metrics(ok: Sequence[Record], records: Sequence[Record], seed: int) -> dict[str, Stat]:
@@ -256,13 +281,14 @@ def _throughput(run: Measured, ok: Sequence[Record], measured_s: float) -> Throu
 def _goodput(records: Sequence[Record], slo: Slo, measured_s: float) -> Goodput | None:
     if slo.ttft_ms is None and slo.itl_ms is None:
         return None
-    good = [r for r in records if _is_good(r, slo)]
+    good = [r for r in records if is_good(r, slo)]
     tokens = sum(r.output_tokens or 0 for r in good)
     ratio = len(good) / len(records) if records else 0.0
     return Goodput(len(good) / measured_s, tokens / measured_s, ratio)
 
 
-def _is_good(record: Record, slo: Slo) -> bool:
+def is_good(record: Record, slo: Slo) -> bool:
+    """Whether a request succeeded within its goals."""
     if not record.is_ok or record.ttft_ms is None:
         return False
     if slo.ttft_ms is not None and record.ttft_ms > slo.ttft_ms:

@@ -34,23 +34,25 @@ def _metric_row(title: str, stat: Stat) -> tuple[str, ...]:
     interval = stat.p99_interval
     return (
         title,
-        _ms(stat.mean),
-        _ms(stat.p50),
-        _ms(stat.p90),
-        _ms(stat.p95),
-        _ms(stat.p99) + mark,
-        f"{_ms(interval[0])} to {_ms(interval[1])}" if interval else MISSING,
+        milliseconds(stat.mean),
+        milliseconds(stat.p50),
+        milliseconds(stat.p90),
+        milliseconds(stat.p95),
+        milliseconds(stat.p99) + mark,
+        f"{milliseconds(interval[0])} to {milliseconds(interval[1])}" if interval else MISSING,
         str(stat.num),
     )
 
 
-def _ms(value: float | None) -> str:
+def milliseconds(value: float | None) -> str:
+    """Three significant digits where they are there."""
     if value is None:
         return MISSING
     return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 0.95 else f"{value:.2f}"
 
 
-def _percent(ratio: float | None) -> str:
+def percent(ratio: float | None) -> str:
+    """One decimal."""
     return MISSING if ratio is None else f"{ratio:.1%}"
 
 
@@ -77,8 +79,8 @@ def fact_rows(report: Report) -> list[tuple[str, str]]:
     if report.goodput is not None:
         good = report.goodput
         rows.append(("goodput", f"{good.rps:.2f}/s, {good.ratio:.1%} of requests within goals"))
-    hits = f"{_percent(kv.cached_ratio)} of prompt tokens, ideal {_percent(kv.ideal_ratio)}"
-    expected = f"router expected {_percent(kv.predicted_ratio)}"
+    hits = f"{percent(kv.cached_ratio)} of prompt tokens, ideal {percent(kv.ideal_ratio)}"
+    expected = f"router expected {percent(kv.predicted_ratio)}"
     rows.append(("KV hit rate", f"{hits} (blocks of {kv.block_size_tokens}), {expected}"))
     rows += _length_rows(report)
     client = f"{report.client.cpu_ratio:.0%} of a core, loop lag p99 {report.client.loop_lag_p99_ms:.1f} ms"
@@ -116,8 +118,8 @@ def check_lines(report: Report) -> list[str]:
 
 def _check_text(check: Check) -> str:
     if check.name == "failed ratio":
-        return f"failed requests {_percent(check.value)}, at most {check.limit:.0%}"
-    return f"{check.name} {_ms(check.value)} ms, goal {check.limit:g} ms"
+        return f"failed requests {percent(check.value)}, at most {check.limit:.0%}"
+    return f"{check.name} {milliseconds(check.value)} ms, goal {check.limit:g} ms"
 
 
 def footnotes(report: Report) -> list[str]:

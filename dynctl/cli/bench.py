@@ -4,7 +4,7 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dynctl.cli.bench_results import compare, show, show_report
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, Output, OutputOption, Yes
-from dynctl.cli.output import confirm, emit, emit_json, say, table, wait_for
+from dynctl.cli.output import confirm, emit_json, say, wait_for
 from dynctl.core.inventory import Inventory
 from dynctl.core.workload import Slo
 from dynctl.errors import DynctlError, ExitCode, UsageError
@@ -79,7 +80,7 @@ BlockSize = Annotated[
 
 @app.callback()
 def group() -> None:
-    """Drive load against a deployment and report what it did."""
+    """Drive load against a deployment, report what it did, and compare what was stored."""
 
 
 @app.command("run")
@@ -112,6 +113,7 @@ def run(  # noqa: PLR0917 - one parameter per option
     Example: dynctl bench run --workload prefix:groups=8,len=1024 --load poisson:8 --duration 60s --slo ttft=500,itl=40
     """
     from dynctl.bench.arrivals import parse_duration, parse_load
+    from dynctl.bench.results import REQUESTS, RESULT, write
     from dynctl.bench.run import Wish
     from dynctl.bench.workload import parse_workload
 
@@ -130,22 +132,26 @@ def run(  # noqa: PLR0917 - one parameter per option
     started_unix_s = time.time()
 
     async def main() -> "tuple[Report, tuple[Record, ...]]":
-        return await _drive(
-            url or await _router_url(inventory, deployment, local=local), asked, wish
-        )
+        found = Router(url) if url else await _find_router(inventory, deployment, local=local)
+        return await _drive(found, asked, wish)
 
     report, records = wait_for(main())
     report.facts["started_unix_s"] = started_unix_s
     try:
         if out is not None:
-            _write(out, report, records)
+            write(out, report, records)
+            say(f"written: {out / RESULT}, {out / REQUESTS}")
     finally:
         if output is Output.JSON:
             emit_json(report)
         else:
-            _show(report)
+            show_report(report)
     if report.exit_code is not ExitCode.OK:
         raise typer.Exit(int(report.exit_code))
+
+
+app.command("show")(show)
+app.command("compare")(compare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +243,16 @@ def _api_key(env: str | None) -> str | None:
     return key
 
 
-async def _drive(url: str, asked: Asked, wish: "Wish") -> "tuple[Report, tuple[Record, ...]]":
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The server to drive."""
+
+    url: str
+    plan_digest: str | None = None
+    """Of the plan its host runs; None where the address was given, so that nobody was asked."""
+
+
+async def _drive(router: Router, asked: Asked, wish: "Wish") -> "tuple[Report, tuple[Record, ...]]":
     import asyncio
     import signal
 
@@ -247,7 +262,7 @@ async def _drive(url: str, asked: Asked, wish: "Wish") -> "tuple[Report, tuple[R
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    async with open_target(url, asked.api, asked.key, REQUEST_TIMEOUT_S) as target:
+    async with open_target(router.url, asked.api, asked.key, REQUEST_TIMEOUT_S) as target:
         with _told("its list of models", CONTROL_TIMEOUT_S):
             await target.find_model(asked.model)
         with _told("its metrics", CONTROL_TIMEOUT_S):
@@ -276,7 +291,11 @@ async def _drive(url: str, asked: Asked, wish: "Wish") -> "tuple[Report, tuple[R
             loop.remove_signal_handler(signal.SIGINT)
             loop.remove_signal_handler(signal.SIGTERM)
         report = make_report(wish.setting(target, count), measured)
-        report.facts.update(_versions(), server_version=await target.version())
+        report.facts.update(
+            _versions(),
+            server_version=await target.version(),
+            plan_digest=router.plan_digest,
+        )
     return report, measured.records
 
 
@@ -313,7 +332,7 @@ def _versions() -> dict[str, Any]:
     }
 
 
-async def _router_url(path: Path, deployment: str | None, *, local: bool) -> str:
+async def _find_router(path: Path, deployment: str | None, *, local: bool) -> Router:
     """Ask the agents where the deployment's router listens."""
     from dynctl.cli.session import load
     from dynctl.deploy.reach import NotHereError, reach_agents
@@ -321,7 +340,7 @@ async def _router_url(path: Path, deployment: str | None, *, local: bool) -> str
     from dynctl.remote.outcomes import failures_of, raise_any_failure
 
     wanted = load(path, local=local)
-    found: dict[str, str] = {}
+    found: dict[str, Router] = {}
     async with open_fleet(wanted.hosts, wanted.ssh) as fleet, reach_agents(wanted, fleet) as agents:
         silent = {
             name: error
@@ -331,9 +350,11 @@ async def _router_url(path: Path, deployment: str | None, *, local: bool) -> str
         for host_name, agent in agents.items():
             if isinstance(agent, DynctlError):
                 continue
-            for unit in (await agent.status()).units:
+            status = await agent.status()
+            for unit in status.units:
                 if unit.kind == "router" and unit.url:
-                    found[unit.deployment] = _reachable_url(wanted, host_name, unit.url)
+                    url = _reachable_url(wanted, host_name, unit.url)
+                    found[unit.deployment] = Router(url, status.plan_digest)
     if not found:
         raise_any_failure(silent)
         raise DynctlError(
@@ -379,41 +400,3 @@ def _reachable_url(inventory: Inventory, host_name: str, url: str) -> str:
         address = entry.data_address or entry.address
     host = f"[{address}]" if ":" in address else address
     return f"{parts.scheme}://{host}:{parts.port}"
-
-
-def _write(directory: Path, report: "Report", records: "Sequence[Record]") -> None:
-    import msgspec
-
-    from dynctl.files import write_atomic
-    from dynctl.store import save
-
-    try:
-        save(directory / "result.json", report)
-        lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
-        write_atomic(directory / "requests.jsonl", lines)
-    except OSError as error:
-        raise DynctlError(f"cannot write to {directory}: {error.strerror}") from error
-    say(f"written: {directory / 'result.json'}, {directory / 'requests.jsonl'}")
-
-
-def _show(report: "Report") -> None:
-    from dynctl.bench.advice import advice
-    from dynctl.bench.summary import (
-        METRIC_COLUMNS,
-        check_lines,
-        fact_rows,
-        footnotes,
-        metric_rows,
-    )
-
-    setting = report.setting
-    emit(
-        f"{setting.model} at {setting.url}: {setting.workload}, {setting.load}, {report.measured_s:.1f} s, seed {setting.seed}\n"
-    )
-    table(METRIC_COLUMNS, metric_rows(report), right=METRIC_COLUMNS[1:])
-    emit("")
-    for name, value in fact_rows(report):
-        emit(f"{name:<15} {value}")
-    for line in (*check_lines(report), *footnotes(report)):
-        emit(line)
-    emit(f"\nadvice: {advice(report)}")

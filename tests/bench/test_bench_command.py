@@ -56,9 +56,9 @@ def test_json_is_one_document_that_explains_itself(served, monkeypatch, capsys):
     assert found["setting"]["seed"] == 7
     assert found["setting"]["slo"] == {"ttft_ms": 60000.0, "itl_ms": 60000.0}
     assert found["facts"]["server_version"] == "1.2.3"
-    assert {"dynctl_version", "python_version", "aiohttp_version", "started_unix_s"} <= set(
-        found["facts"]
-    )
+    facts = {"dynctl_version", "python_version", "aiohttp_version", "started_unix_s", "plan_digest"}
+    assert facts <= set(found["facts"])
+    assert found["workload_digest"]
     assert set(found["metrics"]) <= set(found["definitions"])
     assert found["requests"]["ok"] == 10
     assert found["goodput"]["ratio"] == 1.0

@@ -1,0 +1,89 @@
+"""A run's directory: `result.json` (the report) and `requests.jsonl` (a line per request). Not here: what they mean.
+
+IO: files.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from dynctl.bench.record import Record
+from dynctl.bench.report import SCHEMA, Report
+from dynctl.errors import DynctlError, UsageError
+from dynctl.files import reason, write_atomic
+from dynctl.store import save
+
+RESULT = "result.json"
+REQUESTS = "requests.jsonl"
+_IS_A_RESULT = "give a directory that dynctl bench run --out wrote"
+
+
+class _Head(msgspec.Struct):
+    schema: str = ""
+
+
+def write(directory: Path, report: Report, records: Sequence[Record]) -> None:
+    """Write both files.
+
+    Raises:
+        DynctlError: naming the directory, when it cannot be written.
+    """
+    try:
+        save(directory / RESULT, report)
+        lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+        write_atomic(directory / REQUESTS, lines)
+    except OSError as error:
+        raise DynctlError(f"cannot write to {directory}: {error.strerror}") from error
+
+
+def read_report(directory: Path) -> Report:
+    """Read a run's report; its `result.json` may be named as well.
+
+    Raises:
+        UsageError: when there is none, it is damaged, or of another version.
+    """
+    path = directory if directory.name == RESULT else directory / RESULT
+    content = _content(path)
+    try:
+        schema = msgspec.json.decode(content, type=_Head).schema
+        if schema != SCHEMA:
+            raise UsageError(
+                f"{path} is {schema or 'of no schema'}, and this dynctl reads {SCHEMA}",
+                _IS_A_RESULT,
+            )
+        return msgspec.json.decode(content, type=Report)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no result of dynctl bench: {error}", _IS_A_RESULT) from error
+
+
+def read_records(directory: Path, report: Report) -> tuple[Record, ...]:
+    """Read a run's requests, warm-up included.
+
+    Raises:
+        UsageError: naming the line that cannot be read; when they are not those of the report.
+    """
+    path = (directory.parent if directory.name == RESULT else directory) / REQUESTS
+    decode = msgspec.json.Decoder(Record).decode
+    records = []
+    for number, line in enumerate(_content(path).splitlines(), 1):
+        try:
+            records.append(decode(line))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"{path}:{number}: no request of dynctl bench: {error}", _IS_A_RESULT
+            ) from error
+    measured = sum(not record.is_warmup for record in records)
+    if measured != report.requests.sent:
+        raise UsageError(
+            f"{path} holds {measured} measured requests, and {RESULT} beside it says {report.requests.sent}",
+            "they are of two runs, or one was cut: run it again",
+        )
+    return tuple(records)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {reason(error)}", _IS_A_RESULT) from error

@@ -1,0 +1,125 @@
+"""`dynctl bench show` and `compare`: what stored runs say, alone and against each other. IO: files, terminal."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dynctl.cli.options import Output, OutputOption
+from dynctl.cli.output import emit, emit_json, table
+
+if TYPE_CHECKING:
+    from dynctl.bench.compare import Comparison, Run
+    from dynctl.bench.report import Report
+
+Directory = Annotated[Path, typer.Argument(help="Directory that bench run --out wrote.")]
+
+
+def show(
+    directory: Directory,
+    definitions: Annotated[
+        bool, typer.Option("--definitions", help="Say what each figure means, as stored with it.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show a stored run again, or what its figures mean.
+
+    Example: dynctl bench show runs/monday --definitions
+    """
+    from dynctl.bench.results import read_report
+
+    report = read_report(directory)
+    if definitions:
+        _define(report.definitions, output)
+    elif output is Output.JSON:
+        emit_json(report)
+    else:
+        show_report(report)
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(metavar="A", help="Directory of the first run.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="Directory of the second run.")],
+    threshold: Annotated[
+        list[str] | None,
+        typer.Option("--threshold", help="FIGURE=N%, e.g. ttft_p99=5%; worse by more: exit 6."),
+    ] = None,
+    definitions: Annotated[
+        bool, typer.Option("--definitions", help="Say what the verdicts and figures mean.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Say what changed between two stored runs, and how sure that is.
+
+    better or worse: the change's 95% interval leaves zero out. same: it lies within the threshold (5% unless given).
+    Otherwise there is not enough data. Runs of different workloads are refused (exit 4) with what differs; seed, server
+    and versions may differ and are shown. Exit 6 when a figure named by --threshold is worse by more than that.
+
+    Example: dynctl bench compare runs/monday runs/tuesday --threshold ttft_p99=5%
+    """
+    from dynctl.bench.compare import DEFINITIONS, parse_thresholds
+    from dynctl.bench.compare import compare as compare_runs
+
+    if definitions:
+        _define(DEFINITIONS, output)
+        return
+    thresholds = parse_thresholds(threshold or [])
+    found = compare_runs(_read(before), _read(after), thresholds)
+    if output is Output.JSON:
+        emit_json(found)
+    else:
+        _show_comparison(found)
+    if found.exit_code:
+        raise typer.Exit(int(found.exit_code))
+
+
+def _read(directory: Path) -> "Run":
+    from dynctl.bench.compare import Run
+    from dynctl.bench.results import read_records, read_report
+
+    report = read_report(directory)
+    return Run(str(directory), report, read_records(directory, report))
+
+
+def _show_comparison(found: "Comparison") -> None:
+    from dynctl.bench.compare_text import COLUMNS, advice, difference_lines, footnotes, rows
+
+    emit(f"A {found.before}, B {found.after}: {found.workload}\n")
+    table(COLUMNS, rows(found.changes), right=COLUMNS[1:5])
+    emit("")
+    for line in (*difference_lines(found), *footnotes(found)):
+        emit(line)
+    emit(f"\nadvice: {advice(found)}")
+
+
+def _define(definitions: dict[str, str], output: Output) -> None:
+    if output is Output.JSON:
+        emit_json(definitions)
+        return
+    width = max(map(len, definitions))
+    for name, meaning in definitions.items():
+        emit(f"{name:<{width}}  {meaning}")
+
+
+def show_report(report: "Report") -> None:
+    """Write a run's figures as people read them, with advice at the end."""
+    from dynctl.bench.advice import advice
+    from dynctl.bench.summary import (
+        METRIC_COLUMNS,
+        check_lines,
+        fact_rows,
+        footnotes,
+        metric_rows,
+    )
+
+    setting = report.setting
+    emit(
+        f"{setting.model} at {setting.url}: {setting.workload}, {setting.load}, {report.measured_s:.1f} s, seed {setting.seed}\n"
+    )
+    table(METRIC_COLUMNS, metric_rows(report), right=METRIC_COLUMNS[1:])
+    emit("")
+    for name, value in fact_rows(report):
+        emit(f"{name:<15} {value}")
+    for line in (*check_lines(report), *footnotes(report)):
+        emit(line)
+    emit(f"\nadvice: {advice(report)}")

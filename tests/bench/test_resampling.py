@@ -1,0 +1,75 @@
+"""Figures of resampled stretches against their definition, and how often intervals hold the truth."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynctl.bench.resampling import Quantile, Ratio, interval, is_enough, stretch_length, value_of
+from dynctl.bench.statistics import percentile
+
+
+def grew(before, after):
+    return after / before - 1
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.floats(0, 1e6), max_size=5), st.integers(0, 3)), max_size=12),
+    st.sampled_from([0.5, 0.9, 0.99]),
+)
+def test_a_weighted_quantile_is_that_of_the_samples_written_out(stretches, q):
+    written_out = sorted(v for values, weight in stretches for v in values * weight)
+    found = Quantile([values for values, _ in stretches], q).at([w for _, w in stretches])
+
+    assert found == (pytest.approx(percentile(written_out, q)) if written_out else None)
+
+
+def test_a_ratio_is_of_sums_not_a_mean_of_ratios():
+    ratio = Ratio([(1.0, 1.0), (0.0, 3.0)], 2)
+
+    assert value_of(ratio) == 0.25
+    assert ratio.at([2, 0]) == 1.0
+    assert ratio.at([0, 0]) is None
+
+
+def test_intervals_hold_the_true_change_about_as_often_as_they_say():
+    rng = random.Random(5)
+    held = 0
+    for trial in range(60):
+        before = Quantile([[rng.lognormvariate(3, 0.5)] for _ in range(200)], 0.9)
+        after = Quantile([[1.1 * rng.lognormvariate(3, 0.5)] for _ in range(200)], 0.9)
+        low, high = interval(before, after, grew, random.Random(trial))
+        held += low <= 0.1 <= high
+
+    assert 53 <= held <= 60
+
+
+def test_pairs_are_drawn_together_so_that_what_requests_differ_in_cancels_out():
+    rng = random.Random(1)
+    ones = [[rng.lognormvariate(3, 1.0)] for _ in range(100)]
+    before, after = Quantile(ones, 0.5), Quantile([[v * 1.02] for [v] in ones], 0.5)
+
+    assert interval(before, after, grew, random.Random(1), are_paired=True) == (
+        pytest.approx(0.02),
+        pytest.approx(0.02),
+    )
+    low, high = interval(before, after, grew, random.Random(1))
+    assert low < 0 < high
+
+
+def test_a_percentile_needs_samples_beyond_it():
+    assert not is_enough(Quantile([[1.0]] * 499, 0.99))
+    assert is_enough(Quantile([[1.0]] * 500, 0.99))
+    assert is_enough(Quantile([[1.0]] * 10, 0.5))
+    assert not is_enough(Quantile([[1.0] * 500], 0.99))
+
+
+def test_stretches_are_the_cube_root_long():
+    assert [stretch_length(n) for n in (0, 1, 8, 27, 1000)] == [1, 1, 2, 3, 10]
+
+
+def test_a_change_from_nothing_cannot_be_told():
+    zero = Ratio([(0.0, 1.0)] * 20, 20)
+
+    assert interval(zero, zero, lambda a, b: None if not a else b / a, random.Random(1)) is None
