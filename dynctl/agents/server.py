@@ -29,7 +29,7 @@ _FOLLOW_S = 0.25
 _MAX_TAIL = 100_000
 _ROUTER_ANSWER_S = 10.0
 _OF_ROUTERS = {
-    "GET": ("decisions", "hits", "findings", "policy", "shadow", "skew"),
+    "GET": ("decisions", "engines", "hits", "findings", "policy", "shadow", "skew"),
     "POST": ("policy", "shadow"),
 }
 _CLOSE_GRACE_S = 2.0

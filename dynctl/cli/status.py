@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from dynctl.agents.client import AgentClient
     from dynctl.agents.protocol import AgentStatus
     from dynctl.errors import DynctlError
+    from dynctl.router.seen import Seen
+
+    Views = Mapping[str, Seen | DynctlError]
+    """What each router sees, by its id; or why it does not say."""
 
 
 def command(
@@ -27,25 +31,30 @@ def command(
     """Show what runs, and where.
 
     Asks every host's agent; nothing shown here comes from a file on this machine. Exit 0 when every unit is ready,
-    3 when some hosts do not answer, 6 when a unit is not ready, unless somebody drained it or every engine behind it. A
-    router that waits for engines which --limit leaves out is not judged.
+    3 when some hosts do not answer, 6 when a unit is not ready, unless somebody drained it or every engine behind it, or
+    when a router does not reach an engine that is. A router that waits for engines which --limit leaves out is not judged.
 
     Example: dynctl status -o json
     """
     wanted = load(inventory, local=local)
-    results = wait_for(_ask(wanted, select(wanted, limit)))
-    _show(wanted, results, output)
+    results, seen = wait_for(_ask(wanted, select(wanted, limit)))
+    _show(wanted, results, seen, output)
 
 
-async def _ask(wanted: Inventory, hosts: list[str]) -> dict[str, Any]:
+async def _ask(wanted: Inventory, hosts: list[str]) -> tuple[dict[str, Any], "Views"]:
     from dynctl.deploy.reach import reach_agents
+    from dynctl.deploy.routed import ask_seen
+    from dynctl.errors import DynctlError
     from dynctl.remote.fleet import open_fleet
 
     async with (
         open_fleet(wanted.entries(hosts), wanted.ssh) as fleet,
         reach_agents(wanted, fleet, hosts) as clients,
     ):
-        return {name: await _status(client) for name, client in clients.items()}
+        results = {name: await _status(client) for name, client in clients.items()}
+        statuses = {n: each for n, each in results.items() if not isinstance(each, DynctlError)}
+        asked = {n: c for n, c in clients.items() if not isinstance(c, DynctlError)}
+        return results, await ask_seen(asked, statuses)
 
 
 async def _status(client: "AgentClient | DynctlError") -> "AgentStatus | DynctlError":
@@ -59,7 +68,7 @@ async def _status(client: "AgentClient | DynctlError") -> "AgentStatus | DynctlE
         return error
 
 
-def _show(wanted: Inventory, results: dict[str, Any], output: Output) -> None:
+def _show(wanted: Inventory, results: dict[str, Any], seen: "Views", output: Output) -> None:
     from dynctl.deploy.reach import NotHereError
     from dynctl.errors import DynctlError, ExitCode
     from dynctl.remote.outcomes import failures_of, raise_host_failures
@@ -75,6 +84,7 @@ def _show(wanted: Inventory, results: dict[str, Any], output: Output) -> None:
                 "schema": "dynctl.status/1",
                 "cluster": wanted.cluster,
                 "hosts": statuses,
+                "routers": {n: v for n, v in seen.items() if not isinstance(v, DynctlError)},
                 "failures": {
                     name: {
                         "message": error.message,
@@ -86,7 +96,7 @@ def _show(wanted: Inventory, results: dict[str, Any], output: Output) -> None:
             }
         )
     elif statuses:
-        _draw(statuses)
+        _draw(statuses, seen)
         for name, status in statuses.items():
             for text in status.degraded:
                 say(f"{name}: the agent is degraded: {clean(text, 300)}")
@@ -106,6 +116,7 @@ def _show(wanted: Inventory, results: dict[str, Any], output: Output) -> None:
     )
     unasked = [entry.name for entry in wanted.hosts if entry.name not in results]
     _raise_unready(statuses, unasked)
+    _raise_unrouted(statuses, seen)
 
 
 def _raise_unready(statuses: "Mapping[str, AgentStatus]", unasked: Sequence[str]) -> None:
@@ -131,6 +142,27 @@ def _raise_unready(statuses: "Mapping[str, AgentStatus]", unasked: Sequence[str]
         )
 
 
+def _raise_unrouted(statuses: "Mapping[str, AgentStatus]", seen: "Views") -> None:
+    """End with 6 when a router does not reach an engine that is ready; one that does not say so is only told of."""
+    from dynctl.deploy.routed import lacks
+    from dynctl.errors import DynctlError, ExitCode
+
+    for name, view in seen.items():
+        if isinstance(view, DynctlError):
+            say(f"{name} does not say which engines it reaches: {clean(view.message, 300)}")
+    left = [
+        each
+        for each in lacks(statuses, seen)
+        if not each.is_reached and not isinstance(seen.get(each.router_id), DynctlError | None)
+    ]
+    if left:
+        raise DynctlError(
+            "\n  ".join(f"{each.host_name}: {each.router_id}: {each.text}" for each in left),
+            f"dynctl logs {left[0].router_id}, and dynctl doctor for the ways between hosts",
+            code=ExitCode.GATE,
+        )
+
+
 def _planned_hosts(wanted: Inventory) -> set[str]:
     """Hosts the plan gives work to; none when there is no readable plan."""
     from dynctl.errors import DynctlError
@@ -145,8 +177,10 @@ def _planned_hosts(wanted: Inventory) -> set[str]:
     return routers | {replica.host_name for _, _, replica in plan.replicas()}
 
 
-def _draw(statuses: dict[str, Any]) -> None:
+def _draw(statuses: dict[str, Any], seen: "Views") -> None:
     from dynctl.core.deployment import EngineState
+    from dynctl.deploy.routed import reach_text
+    from dynctl.router.seen import Seen
 
     rows = []
     for name, status in statuses.items():
@@ -158,6 +192,9 @@ def _draw(statuses: dict[str, Any]) -> None:
             )
             is_ready = unit.state is EngineState.READY
             note = unit.url if is_ready else unit.seen or unit.last_error
+            view = seen.get(unit.id)
+            if unit.kind == "router" and not unit.beside and isinstance(view, Seen):
+                note += f", {reach_text(view)}"
             if unit.beside:
                 is_next = unit.state is EngineState.STARTING
                 note = f"{'takes over from' if is_next else 'handed over to'} {unit.beside}"

@@ -40,7 +40,7 @@ def command(
 
     Compares the plan with what runs, shows the steps, checks every host for what would stop them, and only then
     changes anything. Running it again changes nothing. Exit 4 when it is refused beforehand, 3 when some hosts failed,
-    5 when somebody else is at it, 6 when an engine does not become ready.
+    5 when somebody else is at it, 6 when an engine does not become ready, or a router does not reach it.
 
     Example: dynctl up --yes
     """

@@ -25,6 +25,7 @@ from dynctl.deploy.launch import start_agent
 from dynctl.deploy.observe import PROGRAM_TIMEOUT_S, Seat, call
 from dynctl.deploy.reach import reach_agents
 from dynctl.deploy.remove import take_down
+from dynctl.deploy.routed import Routing
 from dynctl.deploy.steps import HostState, Step, StepKind, Tell
 from dynctl.errors import ConnectError, DeployError, DynctlError, ExitCode
 from dynctl.remote.fleet import Fleet
@@ -100,18 +101,19 @@ async def apply(work: Work, steps: Sequence[Step], fence: int) -> dict[str, Agen
 async def wait_ready(
     clients: Mapping[str, AgentClient], goals: Goals, tell: Tell
 ) -> dict[str, AgentStatus]:
-    """Wait until every unit of every host is as wished and ready.
+    """Wait until every unit of every host is as wished and ready, and routers send requests to every engine.
 
     Tells each change and, every 10 s, what is waited for: since when, for how long at most, and what it was last seen
     to lack.
 
     Raises:
-        DeployError: exit 6 when a unit failed for good, stayed what it was, or time ran out; 3 when an agent is lost.
+        DeployError: exit 6 when a unit failed for good, stayed what it was, is not reached by its router, or time ran out; 3
+            when an agent is lost.
     """
     started = last_told = time.monotonic()
     told: dict[tuple[str, str], UnitStatus] = {}
     limits = _limits_s(goals)
-    rounds = Rounds(clients, tell)
+    rounds, routing = Rounds(clients, tell), Routing(clients, tell)
     while True:
         statuses = await rounds.ask()
         units = awaited(statuses)
@@ -122,11 +124,14 @@ async def wait_ready(
         waiting = [(name, u) for name, u in units if u.state is not EngineState.READY]
         if not waiting:
             _refuse_unchanged(statuses, goals)
-            _tell_lasting(statuses, tell)
-            await _tell_findings(clients, statuses, tell)
-            return statuses
+            if not await routing.is_lacking(statuses):
+                _tell_lasting(statuses, tell)
+                await _tell_findings(clients, statuses, tell)
+                return statuses
+        else:
+            routing.begin_anew()
         _refuse_late(waiting, limits, now - started)
-        if now - last_told > HEARTBEAT_S:
+        if waiting and now - last_told > HEARTBEAT_S:
             for name, unit in waiting[:_MAX_TOLD]:
                 passed = f"{format_seconds(now - started)} of {format_seconds(limits[unit.id])}"
                 tell(name, unit.id, f"{unit.state.value}, {passed}{_seen(unit)}")

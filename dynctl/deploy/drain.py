@@ -15,6 +15,7 @@ from dynctl.core.text import clean
 from dynctl.core.units import format_seconds
 from dynctl.deploy.apply import READY_TIMEOUT_S, Rounds
 from dynctl.deploy.reach import NotHereError
+from dynctl.deploy.routed import Routing
 from dynctl.deploy.steps import Tell
 from dynctl.errors import DeployError, DynctlError, ExitCode, UsageError
 from dynctl.inventory.problems import suggest
@@ -133,10 +134,10 @@ async def bring_back(
 ) -> dict[str, DynctlError]:
     """Start engines again that were drained; `deadlines_s` says how long a start may take, by deployment.
 
-    Returns why hosts could not be told to; what others were told is waited for.
+    Returns why hosts could not be told to; what others were told is waited for, until routers send requests to it.
 
     Raises:
-        DeployError: exit 6 when one does not become ready, 3 when an agent is lost meanwhile.
+        DeployError: exit 6 when one does not become ready or is not reached, 3 when an agent is lost meanwhile.
     """
     told, failures = await _each(
         chosen, lambda each: clients[each.host_name].restart(each.unit.id), tell
@@ -146,6 +147,7 @@ async def bring_back(
         for each in told
     }
     await _wait(clients, told, EngineState.READY, tell, limits_s)
+    await _until_used(clients, told, tell)
     return failures
 
 
@@ -216,6 +218,16 @@ async def _wait(
         passed_s = time.monotonic() - started_s
         if any(passed_s > limits_s[unit_id] for unit_id in left):
             raise _not(wanted, list(left.values()), f" after {format_seconds(passed_s)}")
+        await asyncio.sleep(POLL_S)
+
+
+async def _until_used(
+    clients: Mapping[str, AgentClient], chosen: Sequence[Chosen], tell: Tell
+) -> None:
+    """Wait until routers send requests to engines that are ready."""
+    routing = Routing(clients, tell, {each.unit.id for each in chosen})
+    rounds = Rounds(clients, tell)
+    while await routing.is_lacking(await rounds.ask()):  # noqa: ASYNC110 - routers are other processes
         await asyncio.sleep(POLL_S)
 
 

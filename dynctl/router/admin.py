@@ -1,4 +1,4 @@
-"""What the admin socket answers beyond health and metrics: decisions, their skew, hits, findings, the policy. IO: none of its own."""
+"""What the admin socket answers beyond health and metrics: decisions, their skew, hits, findings, engines, the policy. IO: none of its own."""
 
 import re
 import urllib.parse
@@ -12,6 +12,7 @@ from dynctl.errors import DynctlError
 from dynctl.router.api.answers import Failure
 from dynctl.router.findings import Finding
 from dynctl.router.merging import Shown
+from dynctl.router.seen import Seen, see
 from dynctl.router.short_flight import ShortFlight
 from dynctl.router.skew import SkewSums, add_up
 
@@ -30,7 +31,7 @@ def answer(desk: "Desk", method: str, path: str, query: bytes) -> tuple[int, byt
     match (method, path):
         case ("GET", "/decisions"):
             return _decisions(desk, args)
-        case ("GET", "/hits" | "/findings" | "/skew"):
+        case ("GET", "/engines" | "/hits" | "/findings" | "/skew"):
             return 200, msgspec.json.encode(_SUMS[path](desk))
         case ("GET", "/policy"):
             return _policy(desk)
@@ -74,7 +75,14 @@ def _hits(desk: "Desk") -> object:
     return desk.hits.to_json() | moved
 
 
+def _engines(desk: "Desk") -> Seen:
+    now_s = desk.now_s()
+    unheard = desk.first_events.unheard(now_s) if desk.matches_tokens() else ()
+    return see(desk.workers.all(), desk.fleet.silent, unheard, now_s)
+
+
 _SUMS: dict[str, Callable[["Desk"], object]] = {
+    "/engines": _engines,
     "/hits": _hits,
     "/findings": _findings,
     "/skew": _skew,

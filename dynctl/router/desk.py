@@ -187,8 +187,11 @@ class Desk:
 
     def awaited_events(self) -> tuple[str, ...]:
         """Engines whose first KV events a router that begins should wait for; none where nobody matches tokens."""
-        is_matching = self.tokens.tokenizer is not None and self.placement.policy.uses_index
-        return self.first_events.awaited(self.loop.time()) if is_matching else ()
+        return self.first_events.awaited(self.loop.time()) if self.matches_tokens() else ()
+
+    def matches_tokens(self) -> bool:
+        """Whether requests are placed by what engines have cached of their tokens."""
+        return self.tokens.tokenizer is not None and self.placement.policy.uses_index
 
     def own_findings(self) -> list[Finding]:
         """What is wrong with the router itself."""

@@ -43,13 +43,17 @@ class FirstEvents:
         self._is_over = False
 
     def awaited(self, now_s: float) -> tuple[str, ...]:
-        """Name the engines that are waited for; none for ever after there was none once."""
+        """Name the engines that a router which begins waits for; none for ever after there was none once."""
         if self._is_over:
             return ()
-        serving = [worker for worker in self._table.all() if worker.is_serving()]
-        names = tuple(worker.id for worker in serving if self._is_awaited(worker, now_s))
-        self._is_over = bool(serving) and not names
+        names = self.unheard(now_s)
+        self._is_over = not names and any(worker.is_serving() for worker in self._table.all())
         return names
+
+    def unheard(self, now_s: float) -> tuple[str, ...]:
+        """Name the engines that serve, have not been heard of, and may be soon."""
+        serving = [worker for worker in self._table.all() if worker.is_serving()]
+        return tuple(worker.id for worker in serving if self._is_awaited(worker, now_s))
 
     def look(self, now_s: float) -> None:
         """Give up on those that stay silent, and believe those again that speak; call it every second."""

@@ -2,12 +2,13 @@
 
 import urllib.parse
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from dynctl.router.api.answers import Failure
 from dynctl.router.hits import with_ratios
+from dynctl.router.seen import Seen, join
 from dynctl.router.shadow import ShadowSums
 from dynctl.router.skew import SkewSums
 
@@ -84,6 +85,14 @@ def add_skews(texts: Iterable[bytes]) -> bytes:
     return msgspec.json.encode(total)
 
 
+_seen_answers = msgspec.json.Decoder(Seen)
+
+
+def add_seen(texts: Iterable[bytes]) -> bytes:
+    """Put together what several processes see of the engines."""
+    return msgspec.json.encode(join([_seen_answers.decode(text) for text in texts]))
+
+
 class _ShadowAnswer(msgspec.Struct):
     sums: ShadowSums
 
@@ -109,6 +118,15 @@ def add_shadows(texts: Iterable[bytes]) -> bytes:
     return msgspec.json.encode(None if joined is None else joined.to_json())
 
 
+_SUMS: dict[str, Callable[[Iterable[bytes]], bytes]] = {
+    "/engines": add_seen,
+    "/findings": add_findings,
+    "/hits": add_hits,
+    "/shadow": add_shadows,
+    "/skew": add_skews,
+}
+
+
 def add_answers(path: str, query: bytes, own: Shown, others: Sequence[bytes]) -> Shown:
     """Add the other processes' answers to one's own; where they all say the same, one's own stands."""
     if isinstance(own, Failure) or own[0] != 200:
@@ -118,12 +136,5 @@ def add_answers(path: str, query: bytes, own: Shown, others: Sequence[bytes]) ->
     if path == "/decisions":
         limit = urllib.parse.parse_qs(query.decode("ascii", "replace")).get("limit", ["100"])[0]
         return 200, add_decisions((own[1], *others), int(limit))
-    if path == "/skew":
-        return 200, add_skews((own[1], *others))
-    if path == "/hits":
-        return 200, add_hits((own[1], *others))
-    if path == "/findings":
-        return 200, add_findings((own[1], *others))
-    if path == "/shadow":
-        return 200, add_shadows((own[1], *others))
-    return own
+    add = _SUMS.get(path)
+    return own if add is None else (200, add((own[1], *others)))

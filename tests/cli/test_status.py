@@ -1,7 +1,9 @@
 """What `dynctl status` shows beside its table."""
 
+import json
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from dynctl.agents.protocol import AgentStatus
@@ -10,14 +12,15 @@ from dynctl.cli.options import Output
 from dynctl.core.deployment import EngineState, UnitStatus
 from dynctl.core.inventory import HostEntry, Inventory
 from dynctl.errors import ConnectError, DynctlError, ExitCode
+from dynctl.router.seen import Seen, SeenEngine
 
 INVENTORY = Inventory("c", (HostEntry("a", "a.example"),), path="inventory.yaml")
 
 
-def show(*units, degraded=(), inventory=INVENTORY):
+def show(*units, degraded=(), inventory=INVENTORY, seen=None):
     facts = ("1", "c", "a", 1, 1, "d1", "b1", "boot", 1, 0.0)
     found = {"a": AgentStatus(*facts, units=units, degraded=degraded)}
-    status._show(inventory, found, Output.TABLE)
+    status._show(inventory, found, seen or {}, Output.TABLE)
 
 
 def engine(state, **change):
@@ -89,3 +92,67 @@ def test_an_agent_lost_between_two_questions_is_named_and_the_others_shown(clust
     assert code == ExitCode.PARTIAL
     assert "chat-0" in out
     assert "1 of 2 hosts failed; answered: a\n  b: the agent does not answer" in err
+
+
+ROUTER = UnitStatus(
+    "chat-router", "router", EngineState.READY, url="http://127.0.0.1:8000", deployment="chat"
+)
+PREFILL, DECODE = (
+    UnitStatus(
+        f"chat-{role}-0", "engine", EngineState.READY, f"{role}1", role=role, deployment="chat"
+    )
+    for role in ("prefill", "decode")
+)
+
+
+def view(prefill="", **silent):
+    engines = (
+        SeenEngine(PREFILL.id, "prefill1", "prefill", prefill),
+        SeenEngine(DECODE.id, "decode1", "decode"),
+    )
+    return {"chat-router": Seen(engines, silent)}
+
+
+def test_what_a_router_reaches_stands_in_its_row(capsys):
+    show(ROUTER, PREFILL, DECODE, seen=view())
+    out = " ".join(capsys.readouterr().out.split())
+    assert "reaches prefill 1/1, decode 1/1" in out
+
+    # It places there by load already.
+    show(ROUTER, PREFILL, DECODE, seen=view("first_events"))
+    assert "prefill 1/1" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_router_that_does_not_reach_an_engine_that_is_ready_is_named_with_why(capsys):
+    why = "a: chat-router: chat-prefill-0 is out of its reach: timed out"
+    with pytest.raises(DynctlError, match=why) as caught:
+        show(ROUTER, PREFILL, DECODE, seen=view("unreachable", a="timed out"))
+
+    assert caught.value.exit_code is ExitCode.GATE
+    out = " ".join(capsys.readouterr().out.split())
+    assert "reaches prefill 0/1, decode 1/1" in out
+
+
+def test_a_router_that_is_too_old_to_say_what_it_reaches_is_not_judged(capsys):
+    show(ROUTER, PREFILL, DECODE, seen={"chat-router": DynctlError("GET /engines is not known")})
+
+    said = capsys.readouterr().err
+    assert "chat-router does not say which engines it reaches: GET /engines is not known" in said
+
+
+def test_what_routers_see_is_told_as_data(cluster):
+    class Agent:
+        async def status(self):
+            facts = ("1", "c", "a", 1, 1, "d1", "b1", "boot", 1, 0.0)
+            return AgentStatus(*facts, units=(ROUTER, PREFILL, DECODE))
+
+        async def ask_router(self, unit_id, target):
+            assert (unit_id, target) == ("chat-router", "/engines")
+            return msgspec.json.encode(view("starting")["chat-router"])
+
+    code, out, err = cluster({"a": Agent()}, "status", "-o", "json")
+
+    assert code == ExitCode.GATE
+    assert "chat-prefill-0 is starting to it" in err
+    prefill, decode = json.loads(out)["routers"]["chat-router"]["engines"]
+    assert (prefill["lack"], decode["lack"]) == ("starting", "")

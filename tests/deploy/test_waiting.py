@@ -4,14 +4,16 @@ import asyncio
 import json
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from dynctl.agents.protocol import AgentStatus, EngineWish, spec_digest
 from dynctl.core.deployment import EngineState, UnitStatus
-from dynctl.deploy import apply
+from dynctl.deploy import apply, routed
 from dynctl.deploy.goals import Goals, HostGoal
 from dynctl.deploy.slices import make_slices
 from dynctl.errors import ConnectError, DeployError, ExitCode, TrustError
+from dynctl.router.seen import FAILING, FIRST_EVENTS, UNREACHABLE, Seen, SeenEngine
 
 
 @pytest.fixture
@@ -30,6 +32,8 @@ class Agent:
     def __init__(self, name, *script):
         self.name, self.script, self.num_asked = name, script, 0
         self.units, self.findings = (), []
+        self.views = [Seen((), {})]
+        """What its router sees, look by look; the last one for ever."""
 
     async def status(self):
         is_away = self.script[min(self.num_asked, len(self.script) - 1)] if self.script else False
@@ -43,7 +47,13 @@ class Agent:
         )
 
     async def ask_router(self, unit_id, target):
-        assert (unit_id, target) == ("r0", "/findings")
+        assert unit_id == "r0"
+        if target == "/engines":
+            view = self.views.pop(0) if len(self.views) > 1 else self.views[0]
+            if isinstance(view, Exception):
+                raise view
+            return msgspec.json.encode(view)
+        assert target == "/findings"
         if isinstance(self.findings, Exception):
             raise self.findings
         return json.dumps(self.findings).encode()
@@ -85,6 +95,83 @@ def test_a_router_that_says_nothing_of_its_engines_is_no_failure(monkeypatch, go
     told, _ = wait(monkeypatch, goals, agent)
 
     assert told == [("a", "r0", "does not say what it finds of engines: no router answers")]
+
+
+PREFILL, DECODE = (
+    UnitStatus(
+        f"chat-{role}-0", "engine", EngineState.READY, f"{role}2", role=role, deployment="chat"
+    )
+    for role in ("prefill", "decode")
+)
+CHAT_ROUTER = replace(ROUTER, deployment="chat")
+
+
+def view(prefill="", run="prefill2", **silent):
+    decode = SeenEngine(DECODE.id, "decode2", "decode")
+    return Seen((decode, SeenEngine(PREFILL.id, run, "prefill", prefill)), silent)
+
+
+NOT_THERE = Seen((SeenEngine(DECODE.id, "decode2", "decode"),), {"a": "has not answered yet"})
+
+LACKING = [
+    (NOT_THERE, "chat-prefill-0 is not known to it: has not answered yet"),
+    (view("starting"), "chat-prefill-0 is starting to it"),
+    (view(run="prefill1"), "chat-prefill-0 is known to it as it was before its last start"),
+    (view(UNREACHABLE, a="timed out"), "chat-prefill-0 is out of its reach: timed out"),
+    (view(FAILING), "chat-prefill-0 failed its last requests"),
+    (view(FIRST_EVENTS), "chat-prefill-0 has told it of no KV event yet"),
+    (
+        Seen(
+            (*view().engines, SeenEngine("chat-prefill-0_dp1", "prefill2", "prefill", FAILING)), {}
+        ),
+        "chat-prefill-0_dp1 failed its last requests",
+    ),
+    (ConnectError("gone"), "it does not say which engines it reaches: gone"),
+]
+
+
+def prefill_and_decode(*views):
+    agent = Agent("a")
+    agent.units, agent.views = (PREFILL, DECODE, CHAT_ROUTER), list(views)
+    return agent
+
+
+def test_what_is_ready_is_waited_for_until_its_router_sends_requests_to_it(monkeypatch, goals):
+    monkeypatch.setattr(routed, "HEARTBEAT_S", -1.0)
+    agent = prefill_and_decode(*[one for one, _ in LACKING], view())
+
+    told, statuses = wait(monkeypatch, goals, agent)
+
+    assert [words[:2] for words in told] == [("a", "r0")] * len(LACKING)
+    said = [words[2].rpartition(", ")[0] for words in told]
+    assert said == [text for _, text in LACKING]
+    assert statuses["a"].units == agent.units
+
+
+@pytest.mark.parametrize(("seen", "text"), LACKING)
+def test_a_router_that_never_does_ends_up_with_what_it_lacks_and_exit_6(
+    monkeypatch, goals, seen, text
+):
+    monkeypatch.setattr(routed, "LIMIT_S", -1.0)
+
+    with pytest.raises(DeployError) as caught:
+        wait(monkeypatch, goals, prefill_and_decode(seen))
+
+    assert caught.value.exit_code is ExitCode.GATE
+    assert caught.value.message.endswith(f" not all is used:\n  a: r0: {text}")
+    assert "dynctl logs r0" in caught.value.hint
+
+
+def test_a_router_is_not_asked_for_engines_that_are_drained_or_of_another_deployment(
+    monkeypatch, goals
+):
+    agent = prefill_and_decode(Seen((SeenEngine(DECODE.id, "decode2", "decode"),), {}))
+    held = replace(PREFILL, state=EngineState.STOPPED, is_held=True)
+    agent.units = (held, replace(PREFILL, id="e9", deployment="other"), DECODE, CHAT_ROUTER)
+
+    told, _ = wait(monkeypatch, goals, agent)
+
+    assert [words[1] for words in told] == [PREFILL.id]  # that it stays drained
 
 
 def test_a_router_that_is_followed_is_told_of_until_the_new_one_took_over(monkeypatch, goals):

@@ -89,11 +89,14 @@ class DirectSource:
                     try:
                         await self._look(group)
                         misses = 0
+                        self._fleet.silent.pop(self._target.id, None)
                     except (UpstreamError, ProbeError, msgspec.MsgspecError) as error:
                         misses += 1
                         is_refused = isinstance(error, UpstreamError) and error.kind == "connect"
                         if self._info is not None and (is_refused or misses >= _MISSES):
                             self._away(str(error))
+                        if self._info is None:
+                            self._fleet.silent[self._target.id] = str(error)
                     await asyncio.sleep(self._poll_s)
         finally:
             self._stop_reading()

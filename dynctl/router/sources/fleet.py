@@ -37,6 +37,8 @@ class Fleet:
         self.routes: dict[str, Route] = {}
         self.reading: set[str] = set()
         """Engines whose snapshot is not whole yet."""
+        self.silent: dict[str, str] = {}
+        """Sources that do not answer, with why."""
         self._on_change = on_change
         self._owners: dict[str, str] = {}
 

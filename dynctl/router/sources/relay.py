@@ -88,6 +88,7 @@ class RelaySource:
         self._known: dict[str, EngineInfo] = {}
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._is_up = False
+        fleet.silent[self._name] = "has not answered yet"
 
     async def run(self) -> None:
         """Watch the relay for ever."""
@@ -126,6 +127,7 @@ class RelaySource:
         if self._is_up:
             log.warning("relay %s does not answer: %s", clean(self._name), clean(reason))
         self._is_up = False
+        self._fleet.silent[self._name] = reason
         for engine_id in self._known:
             if self._fleet.owns(self._name, engine_id):
                 self._fleet.unreachable(engine_id)
@@ -147,6 +149,7 @@ class RelaySource:
                 continue
             self._take(info, group, before)
         self._known = mine
+        self._fleet.silent.pop(self._name, None)
 
     def _take(self, info: EngineInfo, group: asyncio.TaskGroup, before: EngineInfo | None) -> None:
         stamp = (b"x-dynctl-incarnation", info.incarnation.encode())
