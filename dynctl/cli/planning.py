@@ -64,7 +64,8 @@ def read_traces(given: Sequence[str], inventory: Inventory) -> dict[str, Traced]
     Raises:
         UsageError: when a file is no trace, or the deployment it stands for is not known.
     """
-    from dynctl.planner.trace import look_at, read_trace
+    from dynctl.planner.trace import look_at
+    from dynctl.planner.trace_lines import read_trace
 
     names = [wish.name for wish in inventory.deployments]
     found: dict[str, Traced] = {}

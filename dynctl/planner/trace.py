@@ -1,34 +1,17 @@
-"""A recorded workload: JSON lines with times, lengths and what prompts share; and what it says about features that pay.
+"""A recorded workload: times, lengths and what prompts share; and what it says about features that pay.
 
-Each line has `timestamp` (milliseconds; `timestamp_s` for seconds), `input_length` and `output_length` in tokens, and
-`hash_ids`, one number per block of the prompt that names the block with everything before it, as the Mooncake traces
-have; or `prompt` (or `messages`) and `output` as texts, which are counted and cut here.
-Not here: reading files, replaying (`simulate`).
+Not here: reading its lines (`trace_lines`), replaying (`simulate`, `bench`).
 Pure.
 """
 
 import itertools
-import json
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import xxhash
 
 from dynctl.core.plan import PlannedDeployment, Sourced
 from dynctl.core.workload import Workload
-from dynctl.errors import UsageError
-
-BLOCK_TOKENS = 512
-"""What one of `hash_ids` stands for in the Mooncake traces."""
-TEXT_BLOCK_TOKENS = 64
-CHARS_PER_TOKEN = 4
-"""Of English text under the usual vocabularies."""
-MAX_CALLS = 1_000_000
-_OUTPUTS = ("output_length", "osl", "completion_tokens", "output_tokens")
-_INPUTS = ("input_length", "isl", "prompt_tokens", "input_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +23,10 @@ class Call:
     osl_tokens: int
     blocks: tuple[int, ...] = ()
     """One number per block of the prompt, naming it with everything before it."""
+    messages: tuple[tuple[str, str], ...] = ()
+    """Role and text of each, where texts were recorded and asked for."""
+    session: str = ""
+    """Requests that a client says belong together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,97 +46,6 @@ class Trace:
     def rate_rps(self) -> float:
         """Requests per second."""
         return (len(self.calls) - 1) / self.duration_s if self.duration_s else 1.0
-
-
-def read_trace(lines: Iterable[str], name: str) -> Trace:
-    """Read JSON lines.
-
-    Raises:
-        UsageError: naming the line and what is wrong with it; when there is no request in it.
-    """
-    calls: list[Call] = []
-    texts = 0
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            if not isinstance(record, dict):
-                raise TypeError("a line has to be one JSON object")  # noqa: TRY301 - one place for what is wrong with a line
-            call, is_text = _read_call(record)
-        except (ValueError, TypeError, KeyError) as error:
-            why = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
-            raise UsageError(f"{name}:{number}: {why}", _KEYS) from error
-        calls.append(call)
-        texts += is_text
-        if len(calls) > MAX_CALLS:
-            raise UsageError(f"{name}: more than {MAX_CALLS} requests", "give a part of it")
-    if not calls:
-        raise UsageError(f"{name} holds no request", _KEYS)
-    if texts not in {0, len(calls)}:
-        raise UsageError(f"{name}: some lines have texts, others lengths", "make them alike")
-    calls.sort(key=lambda call: call.at_s)
-    first = calls[0].at_s
-    moved = tuple(replace(call, at_s=call.at_s - first) for call in calls)
-    return Trace(moved, TEXT_BLOCK_TOKENS if texts else BLOCK_TOKENS, name)
-
-
-_KEYS = "each line needs timestamp, and input_length, output_length, hash_ids or prompt, output"
-
-
-def _read_call(record: Mapping[str, Any]) -> tuple[Call, bool]:
-    at_s = (
-        _number(record, ("timestamp_s",))
-        if "timestamp_s" in record
-        else _number(record, ("timestamp",)) / 1e3
-    )
-    text = _text(record)
-    if text is not None:
-        prompt = max(1, len(text) // CHARS_PER_TOKEN)
-        answer = record.get("output") or record.get("response")
-        osl = (
-            len(answer) // CHARS_PER_TOKEN if isinstance(answer, str) else _number(record, _OUTPUTS)
-        )
-        return Call(at_s, prompt, max(1, int(osl)), _cut(text)), True
-    ids = record.get("hash_ids", [])
-    if not isinstance(ids, list) or any(type(i) is not int for i in ids):
-        raise ValueError("hash_ids has to be a list of whole numbers")
-    isl = max(1, int(_number(record, _INPUTS)))
-    return Call(at_s, isl, max(1, int(_number(record, _OUTPUTS))), tuple(ids)), False
-
-
-def _number(record: Mapping[str, Any], keys: Sequence[str]) -> float:
-    for key in keys:
-        if key in record:
-            value = record[key]
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(f"{key} has to be a number")
-            if not math.isfinite(value) or value < 0:
-                raise ValueError(f"{key} has to be a number of 0 or more")
-            return float(value)
-    raise KeyError(keys[0])
-
-
-def _text(record: Mapping[str, Any]) -> str | None:
-    if isinstance(record.get("prompt"), str):
-        return str(record["prompt"])
-    messages = record.get("messages")
-    if isinstance(messages, list):
-        return "\n".join(
-            f"{m.get('role', '')}: {m.get('content', '')}" for m in messages if isinstance(m, dict)
-        )
-    return None
-
-
-def _cut(text: str) -> tuple[int, ...]:
-    """Name every whole block of a text with everything before it."""
-    step = TEXT_BLOCK_TOKENS * CHARS_PER_TOKEN
-    state = xxhash.xxh3_64()
-    found = []
-    for start in range(0, len(text) - step + 1, step):
-        state.update(text[start : start + step].encode(errors="surrogatepass"))
-        found.append(state.intdigest())
-    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,26 +123,31 @@ def _quantile(ranked: Sequence[int], q: float) -> int:
     return ranked[min(len(ranked) - 1, int(q * len(ranked)))]
 
 
-def reuse(trace: Trace, cache_tokens: int | None) -> float:
-    """Share of prompt tokens found in one cache that is shared by all, least recently used blocks leaving first."""
+def hits(trace: Trace, cache_tokens: int | None = None) -> Iterator[int]:
+    """Prompt tokens of each request found in one cache that is shared by all; None: it holds everything.
+
+    Counted are the leading blocks that earlier requests had, but for the last token of a prompt, which is always
+    computed. Blocks that were used least recently leave first.
+    """
     room = None if cache_tokens is None else max(1, cache_tokens // trace.block_tokens)
     held: OrderedDict[int, None] = OrderedDict()
-    hits = total = 0
     for call in trace.calls:
         depth = 0
         for block in call.blocks:
             if block not in held:
                 break
             depth += 1
-        # The last token of a prompt is always computed.
-        hits += min(depth * trace.block_tokens, call.isl_tokens - 1)
-        total += call.isl_tokens
+        yield min(depth * trace.block_tokens, call.isl_tokens - 1)
         for block in reversed(call.blocks):
             held[block] = None
             held.move_to_end(block)
         while room is not None and len(held) > room:
             held.popitem(last=False)
-    return hits / total
+
+
+def reuse(trace: Trace, cache_tokens: int | None) -> float:
+    """Share of prompt tokens that are `hits`."""
+    return sum(hits(trace, cache_tokens)) / sum(call.isl_tokens for call in trace.calls)
 
 
 def _gap_cv(trace: Trace) -> float:

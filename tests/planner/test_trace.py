@@ -6,7 +6,8 @@ import random
 import pytest
 
 from dynctl.errors import UsageError
-from dynctl.planner.trace import advice, look_at, model_len, read_trace, reuse, workload_of
+from dynctl.planner.trace import advice, hits, look_at, model_len, reuse, workload_of
+from dynctl.planner.trace_lines import read_trace
 
 
 def lines(*records):
@@ -79,6 +80,25 @@ def test_texts_are_counted_and_cut_by_their_prefix():
     assert 0.3 < reuse(trace, None) < 0.5
 
 
+def test_texts_may_say_how_long_an_answer_may_be_and_are_kept_when_asked_for():
+    line = {"timestamp": 5, "messages": [{"role": "user", "content": [{"text": "hi"}]}]}
+    trace = read_trace(lines(line | {"max_tokens": 7, "session": 3}), "t", keep_texts=True)
+    [call] = trace.calls
+
+    assert (call.osl_tokens, call.messages, call.session) == (7, (("user", "hi"),), "3")
+    assert read_trace(lines(line | {"max_tokens": 7}), "t").calls[0].messages == ()
+
+
+def test_prompts_of_a_session_begin_with_the_one_before():
+    made = [
+        {"timestamp": i, "input_length": 100 * (i + 1), "output_length": 5, "session": "a"}
+        for i in range(3)
+    ]
+    trace = read_trace(lines(*made, {**made[2], "session": "b"}), "t")
+
+    assert list(hits(trace)) == [0, 96, 192, 0]
+
+
 def test_bursts_are_told_from_a_steady_flow():
     steady = look_at(read_trace(lines(*[call(i * 100, [i]) for i in range(200)]), "t"))
     bursty = look_at(
@@ -111,9 +131,20 @@ def test_the_workload_of_a_trace_has_its_means():
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "t:2"),
-        ("[]", "one JSON object"),
-        ('{"timestamp": 1}', "'input_length' is missing"),
+        ("{", "t:2:2: this is no JSON"),
+        ("[]", "t:2:1: a line has to be one JSON object"),
+        ('{"timestamp": 1}', "t:2:1: 'input_length' is missing"),
+        ('{"timestamp": 1, "input_length": 9, "output_length": -2}', "t:2:37: output_length"),
+        ('{"timestamp": 1, "messages": [{"content": "x"}], "max_tokens": 3}', "t:2:18: messages"),
+        (
+            '{"timestamp": 1, "messages": [{"role": "user", "content": 7}]}',
+            "content has to be text",
+        ),
+        ('{"timestamp": 1, "prompt": "x"}', "'output_length' is missing"),
+        (
+            '{"timestamp": 1, "session": [], "input_length": 1, "output_length": 1}',
+            "t:2:18: session",
+        ),
         ('{"timestamp": -1, "input_length": 1, "output_length": 1}', "0 or more"),
         ('{"timestamp": 1, "input_length": "a", "output_length": 1}', "has to be a number"),
         ('{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}', "hash_ids"),
