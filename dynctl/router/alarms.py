@@ -36,10 +36,11 @@ class Alarms:
         while now_s - self._seen[0][0] > _WINDOW_S:
             self._seen.popleft()
         counts = [b - a for a, b in zip(self._seen[0][1], self._seen[-1][1], strict=True)]
-        before, found = self._found, self._slow(counts)
+        num_slow = sum(counts[bisect_left(self._decisions.bounds, _LIMIT_S) + 1 :])
+        before, found = self._found, self._slow(counts, num_slow)
         if found:
             self._slow_s = now_s
-        elif now_s - self._slow_s < _WINDOW_S and not _is_over(counts, self._num_slow(counts)):
+        elif now_s - self._slow_s < _WINDOW_S and not _is_over(counts, num_slow):
             found = before
         self._found = found
         return [] if before else found
@@ -48,12 +49,8 @@ class Alarms:
         """What is wrong now."""
         return self._found
 
-    def _num_slow(self, counts: Sequence[int]) -> int:
-        return sum(counts[bisect_left(self._decisions.bounds, _LIMIT_S) + 1 :])
-
-    def _slow(self, counts: Sequence[int]) -> list[Finding]:
+    def _slow(self, counts: Sequence[int], num_slow: int) -> list[Finding]:
         bounds, total = self._decisions.bounds, sum(counts)
-        num_slow = self._num_slow(counts)
         if total < _MIN_DECISIONS or num_slow < _MIN_SLOW or num_slow * 100 <= total:
             return []
         beyond, position = 0, len(counts)
