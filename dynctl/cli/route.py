@@ -29,8 +29,9 @@ EngineOption = Annotated[
         "--engine",
         metavar="URL[,KEY=VALUE…]",
         help="A running engine: http://HOST:PORT or unix:/PATH, then role=prefill|decode|aggregated, "
-        "kv-events=ZMQ, kv-replay=ZMQ, topic=TEXT, id=NAME, ranks=N (data-parallel ranks: the events of each come from a "
-        "port of its own, counted up from those given). Repeat for each engine.",
+        "kv-events=ZMQ, kv-replay=ZMQ, topic=TEXT, id=NAME, ranks=N (data-parallel ranks: each gets its own requests, "
+        "and its events come from the next port, or from _dpN after a Unix socket with inproc in its path). "
+        "Repeat for each engine.",
     ),
 ]
 ListenOption = Annotated[

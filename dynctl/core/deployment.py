@@ -34,10 +34,15 @@ class EngineInfo:
     block_size_tokens: int = 0
     """0: not known yet."""
     kv_capacity_tokens: int = 0
+    """Of all its ranks together."""
     max_model_len_tokens: int = 0
     max_num_seqs: int = 0
+    """Of each rank."""
     side_channel_host: str = ""
     side_channel_port: int = 0
+    """Of its first rank; each other has the next one."""
+    ranks: int = 1
+    """Data-parallel ranks: each has a cache, a queue and a side channel of its own behind the one HTTP server."""
 
 
 @dataclass(frozen=True, slots=True)

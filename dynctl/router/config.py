@@ -15,6 +15,8 @@ from dynctl.core.kv_links import EnginePlace
 from dynctl.core.route_keys import MAX_ROUTE_KEY_CHARS, is_body_field, is_route_key
 from dynctl.core.router_settings import Settings, make_settings
 from dynctl.errors import UsageError
+from dynctl.kv.ranks import COUNTED, MAX_RANKS, can_count, endpoint_of
+from dynctl.router.sources.split import worker_ids
 from dynctl.router.turns import CLASSES
 
 __all__ = [
@@ -31,7 +33,6 @@ __all__ = [
 ]
 
 MAX_WORKERS = 64
-MAX_RANKS = 64
 ROLES = ("prefill", "decode", "aggregated")
 
 
@@ -49,7 +50,7 @@ class EngineTarget:
     topic: str = ""
     """Topic prefix to subscribe to; empty takes all."""
     ranks: int = 1
-    """Data-parallel ranks: the events of each come from a port of its own, counted up from those above."""
+    """Data-parallel ranks: the events of each come from a place of its own, derived from those above."""
 
     @property
     def event_places(self) -> tuple[tuple[str, str | None], ...]:
@@ -57,17 +58,12 @@ class EngineTarget:
         if self.kv_events is None:
             return ()
         return tuple(
-            (_at_rank(self.kv_events, rank), self.kv_replay and _at_rank(self.kv_replay, rank))
+            (
+                endpoint_of(self.kv_events, rank),
+                self.kv_replay and endpoint_of(self.kv_replay, rank),
+            )
             for rank in range(self.ranks)
         )
-
-
-def _at_rank(place: str, rank: int) -> str:
-    """Count a TCP endpoint's port up, as vLLM does."""
-    if rank == 0:
-        return place
-    host, _, port = place.rpartition(":")
-    return f"{host}:{int(port) + rank}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +192,7 @@ def check_config(config: RouterConfig) -> RouterConfig:
         raise UsageError("the router has no engine to send to", "give at least one engine or relay")
     for engine in config.engines:
         _check_ranks(engine)
-    ids = [engine.id for engine in config.engines]
+    ids = [name for engine in config.engines for name in worker_ids(engine.id, engine.ranks)]
     if len(set(ids)) != len(ids):
         raise UsageError(f"two engines share an id: {', '.join(sorted(ids))}")
     _refuse_shared_places(config.engines)
@@ -226,24 +222,17 @@ def check_config(config: RouterConfig) -> RouterConfig:
 
 
 def _check_ranks(engine: EngineTarget) -> None:
-    """Refuse a number of ranks that no ports can be counted up for."""
+    """Refuse a number of ranks whose places cannot be derived from that of the first."""
     if not 1 <= engine.ranks <= MAX_RANKS:
         raise UsageError(f"engine {engine.id}: {engine.ranks} ranks", f"give 1 to {MAX_RANKS}")
-    if engine.ranks == 1:
-        return
     for what, place in (("kv-events", engine.kv_events), ("kv-replay", engine.kv_replay)):
-        port = (place or "").rpartition(":")[2]
-        if place is None and what == "kv-replay":
+        if place is None and (what == "kv-replay" or engine.ranks == 1):
             continue
-        if (
-            place is None
-            or not place.startswith("tcp://")
-            or not port.isdecimal()
-            or int(port) + engine.ranks > 65536
-        ):
+        if place is None or not can_count(place, engine.ranks):
             raise UsageError(
                 f"engine {engine.id}: {what} {place or 'is missing'} for {engine.ranks} ranks",
-                "each rank has a port, counted up from the first: write tcp://HOST:PORT",
+                "each rank has the next port: write tcp://HOST:PORT; "
+                f"or a Unix socket with {COUNTED!r} in its path, to which vLLM adds _dpN",
             )
 
 

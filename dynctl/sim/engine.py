@@ -1,5 +1,6 @@
 """The simulated engine in real time: steps on a timer, tokens to listeners, cache events to subscribers, KV pulls.
 
+This is one data-parallel rank; ranks know nothing of each other, as those of a dense model.
 One timer drives all requests; there is no task per request or token. Only pulls are tasks, owned here.
 Not here: HTTP (`api`), decisions about batches (`scheduler`). IO: event loop, ZMQ, TCP (through `kv` and `transfer`).
 """
@@ -17,12 +18,13 @@ import zmq
 from dynctl.errors import DynctlError
 from dynctl.kv.events import EventBatch
 from dynctl.kv.publisher import EventPublisher
+from dynctl.kv.ranks import endpoint_of
 from dynctl.sim.cache import PagedCache
 from dynctl.sim.chain import Chain
 from dynctl.sim.faults import Fault, FaultKind, Faults
 from dynctl.sim.host_cache import HostCache
 from dynctl.sim.metrics import EngineMetrics
-from dynctl.sim.options import SimOptions, split_address
+from dynctl.sim.options import SimOptions
 from dynctl.sim.scheduler import Output, Scheduler, Step, StepCosts
 from dynctl.sim.sequence import Phase, SimSequence, Wish
 from dynctl.sim.text import TextModel
@@ -51,16 +53,20 @@ class Listener(Protocol):
 
 
 class SimEngine:
-    """One engine. `start` it on a running loop, `close` it."""
+    """One rank, of most engines the only one. `start` it on a running loop, `close` it."""
 
-    def __init__(self, options: SimOptions, text: TextModel) -> None:
+    def __init__(
+        self, options: SimOptions, text: TextModel, rank: int = 0, faults: Faults | None = None
+    ) -> None:
+        """`faults` are the whole engine's."""
         has_connector = options.side_channel is not None
         self.options = options
+        self.rank = rank
         self.text = text
         self.engine_id = str(uuid.uuid4())
-        self.faults = Faults(options.fault)
+        self.faults = Faults(options.fault) if faults is None else faults
         self.chain = Chain(text.words, options.seed, text.eos_id, options.eos_every)
-        self.metrics = EngineMetrics(options.model, time.time(), has_connector=has_connector)
+        self.metrics = EngineMetrics(options.model, time.time(), rank, has_connector=has_connector)
         self.publisher: EventPublisher | None = None
         self.aborts: deque[dict[str, Any]] = deque(maxlen=_MAX_ABORTS)
         """Requests whose client left: id, phase, tokens said, time."""
@@ -106,7 +112,7 @@ class SimEngine:
     @property
     def side_channel_address(self) -> tuple[str, int]:
         """Where decode engines pull from."""
-        host, _ = split_address("--side-channel", self.options.side_channel or "127.0.0.1:0")
+        host, _ = self.options.side_channel_of(self.rank) or ("127.0.0.1", 0)
         return host, self._side_channel.port
 
     async def start(self) -> None:
@@ -119,11 +125,15 @@ class SimEngine:
         if options.kv_events is not None:
             self._zmq = zmq.Context()
             self.publisher = EventPublisher(
-                options.kv_events, options.kv_replay, options.topic, context=self._zmq
+                endpoint_of(options.kv_events, self.rank),
+                options.kv_replay and endpoint_of(options.kv_replay, self.rank),
+                options.topic,
+                context=self._zmq,
             )
             self.publisher.start()
-        if options.side_channel is not None:
-            await self._side_channel.start(*split_address("--side-channel", options.side_channel))
+        side_channel = options.side_channel_of(self.rank)
+        if side_channel is not None:
+            await self._side_channel.start(*side_channel)
         self.apply_faults()
 
     async def close(self) -> None:
@@ -300,7 +310,7 @@ class SimEngine:
         if not events or self.publisher is None:
             return
         is_lost = self.faults.struck(FaultKind.LOSE_EVENTS) is not None
-        self.publisher.publish(EventBatch(time.time(), events), is_live=not is_lost)
+        self.publisher.publish(EventBatch(time.time(), events, self.rank), is_live=not is_lost)
 
     # Pulls and leases
 

@@ -6,7 +6,7 @@ Not here: HTTP, the scheduler. Pure.
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from dynctl.sim.scheduler import Counts, Output
 from dynctl.sim.sequence import SimSequence
@@ -160,11 +160,14 @@ class Histogram:
 
 
 class EngineMetrics:
-    """Counters and histograms of one engine since its start."""
+    """Counters and histograms of one rank since its start."""
 
-    def __init__(self, model_name: str, started_unix_s: float, *, has_connector: bool) -> None:
+    def __init__(
+        self, model_name: str, started_unix_s: float, rank: int = 0, *, has_connector: bool
+    ) -> None:
         quoted = model_name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        self._labels = f'engine="0",model_name="{quoted}"'
+        self._rank = rank
+        self._labels = f'engine="{rank}",model_name="{quoted}"'
         self._started_unix_s = started_unix_s
         bounds = HISTOGRAMS | (_NIXL_HISTOGRAMS if has_connector else {})
         self._histograms = {name: Histogram(edges) for name, edges in bounds.items()}
@@ -226,7 +229,7 @@ class EngineMetrics:
     ) -> bytes:
         """Write everything in the text format. `gauges`: running, waiting, deferred, in_progress, usage, asleep."""
         lines = [line for family in self._families(counts, gauges) for line in family]
-        info = {**cache_config, "engine": "0"}
+        info = {**cache_config, "engine": str(self._rank)}
         pairs = ",".join(f'{name}="{info[name]}"' for name in sorted(info))
         lines += _head("vllm:cache_config_info", "gauge", "Cache configuration.")
         lines.append(f"vllm:cache_config_info{{{pairs}}} 1.0")
@@ -308,6 +311,24 @@ class EngineMetrics:
             *_head(name, "gauge", "When this was created."),
             f"{name}{{{self._labels}}} {self._started_unix_s}",
         ]
+
+
+def merge(texts: Sequence[bytes]) -> bytes:
+    """Put what several ranks wrote together: each family once, with the samples of all."""
+    if len(texts) == 1:
+        return texts[0]
+    families: dict[str, list[str]] = {}
+    for text in texts:
+        family, is_new = families.setdefault("", []), False
+        for line in text.decode().splitlines():
+            if line.startswith("# HELP "):
+                name = line.split(" ", 3)[2]
+                is_new = name not in families
+                family = families.setdefault(name, [])
+            if is_new or not line.startswith("#"):
+                family.append(line)
+    lines = [line for family in families.values() for line in family]
+    return ("\n".join(lines) + "\n").encode()
 
 
 def _head(full: str, kind: str, text: str) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from dynctl.errors import UsageError
+from dynctl.kv.ranks import COUNTED, MAX_RANKS, can_count
 from dynctl.sim.faults import parse_fault
 
 DEFAULT_BLOCKS = 4096
@@ -26,6 +27,9 @@ HELP = {
     "host_blocks": "KV blocks kept in the host's memory beside the device's, as with vLLM's offloading connector; 0: none.",
     "host_mbytes_s": "Megabytes a second of a load from there.",
     "self_describing_kv_events": "1: events of those blocks say what is in them, as with the connector's option of this name.",
+    "data_parallel_size": "Ranks behind the one server, each with a cache, a queue, KV events (the next TCP port, or _dpN "
+    "after a Unix socket with inproc in its path) and a side channel (the next port) of its own; a request names its rank "
+    "in X-data-parallel-rank, or goes to the one with the least to do.",
     "max_model_len": "Longest prompt and answer together, in tokens.",
     "max_num_seqs": "Requests that run at once.",
     "max_num_batched_tokens": "Tokens computed in one step.",
@@ -72,6 +76,7 @@ class SimOptions:
     host_blocks: int = 0
     host_mbytes_s: float = 20_000.0
     self_describing_kv_events: int = 0
+    data_parallel_size: int = 1
     max_model_len: int = 8192
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
@@ -96,6 +101,13 @@ class SimOptions:
         return self.num_blocks or max(
             DEFAULT_BLOCKS, -(-self.max_model_len // max(1, self.block_size)) + 1
         )
+
+    def side_channel_of(self, rank: int) -> tuple[str, int] | None:
+        """Where a rank's KV is pulled from: each has the next port; port 0 takes a free one."""
+        if self.side_channel is None:
+            return None
+        host, port = split_address("--side-channel", self.side_channel)
+        return host, port and port + rank
 
     def check(self) -> None:
         """Refuse what makes no sense together.
@@ -123,13 +135,26 @@ class SimOptions:
                 "raise --num-blocks or lower --max-model-len",
             )
         self._check_numbers()
+        self._check_ranks()
         for spec in self.fault:
             parse_fault(spec)
+
+    def _check_ranks(self) -> None:
+        ranks = self.data_parallel_size
+        if ranks > MAX_RANKS:
+            raise UsageError(f"--data-parallel-size {ranks}", f"give 1 to {MAX_RANKS}")
+        for flag, place in (("--kv-events", self.kv_events), ("--kv-replay", self.kv_replay)):
+            if place is not None and not can_count(place, ranks):
+                raise UsageError(
+                    f"{flag} {place} has no place for each of {ranks} ranks",
+                    f"write tcp://HOST:PORT, or a Unix socket with {COUNTED!r} in its path",
+                )
 
     def _check_numbers(self) -> None:
         at_least = {
             1: (
                 "block_size",
+                "data_parallel_size",
                 "max_model_len",
                 "max_num_seqs",
                 "max_num_batched_tokens",

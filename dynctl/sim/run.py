@@ -5,7 +5,7 @@ Not here: routes, flags. IO: sockets, signals, stdout.
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import uvloop
@@ -15,6 +15,7 @@ from dynctl.http1.server import Server, ServerLimits, serve
 from dynctl.sim.api.control import Control
 from dynctl.sim.api.routes import Api
 from dynctl.sim.engine import SimEngine
+from dynctl.sim.faults import Faults
 from dynctl.sim.options import SimOptions, model_dir, split_address
 from dynctl.sim.text import TextModel
 
@@ -38,36 +39,40 @@ async def serve_engine(options: SimOptions, on_ready: Callable[[str], None]) -> 
     Raises:
         EngineError: as `run_engine`.
     """
-    engine = SimEngine(options, TextModel(model_dir(options)))
-    api = Api(engine)
+    text, faults = TextModel(model_dir(options)), Faults(options.fault)
+    ranks = [SimEngine(options, text, rank, faults) for rank in range(options.data_parallel_size)]
+    api = Api(*ranks)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     servers: list[Server] = []
     try:
-        await engine.start()
+        for rank in ranks:
+            await rank.start()
         servers.append(await _listen(options, api))
         if options.control is not None:
-            servers.append(await _bind(Control(engine).handle, path=options.control))
+            servers.append(await _bind(Control(*ranks).handle, path=options.control))
         on_ready(
             options.uds
             or f"http://{split_address('--listen', options.listen or '')[0]}:{servers[0].port}"
         )
         await ended.wait()
         api.is_draining = True
-        await _drain(engine, options.shutdown_timeout)
+        await _drain(ranks, options.shutdown_timeout)
     finally:
-        await engine.close()
+        for rank in ranks:
+            await rank.close()
         for server in servers:
             await server.close(_CLOSE_GRACE_S)
 
 
-async def _drain(engine: SimEngine, timeout_s: float) -> None:
+async def _drain(ranks: Iterable[SimEngine], timeout_s: float) -> None:
     """Let requests under way end, for a while."""
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            await engine.wait_until_idle()
+            for rank in ranks:
+                await rank.wait_until_idle()
 
 
 async def _listen(options: SimOptions, api: Api) -> Server:

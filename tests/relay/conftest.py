@@ -22,6 +22,7 @@ from dynctl.http1.server import Exchange, ServerLimits, serve
 from dynctl.http1.upstream import Address, Upstream
 from dynctl.kv.events import EventBatch
 from dynctl.kv.publisher import EventPublisher
+from dynctl.kv.ranks import endpoint_of
 
 
 @pytest.fixture(scope="session")
@@ -91,6 +92,7 @@ def make_entry(engine_id: str, incarnation: str, socket: Path | str, **more) -> 
         kind="sim",
         model="m",
         block_size_tokens=more.pop("block_size", 4),
+        ranks=more.pop("ranks", 1),
     )
     return RelayEntry(info=info, socket=str(socket), **more)
 
@@ -215,10 +217,9 @@ class Bench:
         self._stack.push_async_callback(server.close, 0)
         return path
 
-    def publisher(self, name: str) -> EventPublisher:
-        publisher = EventPublisher(
-            f"ipc://{self.folder}/{name}.e", f"ipc://{self.folder}/{name}.r", "kv", context=self.zmq
-        )
+    def publisher(self, name: str, rank: int = 0) -> EventPublisher:
+        places = [endpoint_of(f"ipc://{self.folder}/{name}.{end}", rank) for end in "er"]
+        publisher = EventPublisher(*places, "kv", context=self.zmq)
         publisher.start()
         self._stack.callback(publisher.close)
         return publisher

@@ -448,10 +448,10 @@ def test_draining_lets_a_stream_end(run, bench, entry_of):
 # KV streams
 
 
-def kv_entry(entry_of, b, incarnation="i1", engine_id="m-0", topic="kv", **more):
-    ipc = f"ipc://{b.folder}/"
+def kv_entry(entry_of, b, incarnation="i1", engine_id="m-0", topic="kv", name="k", **more):
+    ipc = f"ipc://{b.folder}/{name}"
     return entry_of(
-        engine_id, incarnation, b.folder / "e", kv_events=ipc + "k.e", kv_replay=ipc + "k.r", topic=topic,
+        engine_id, incarnation, b.folder / "e", kv_events=f"{ipc}.e", kv_replay=f"{ipc}.r", topic=topic,
         block_hash_seed="s", **more,
     )  # fmt: skip
 
@@ -496,7 +496,7 @@ def test_k5_a_quiet_stream_beats_with_the_sequence_of_its_last_frame(run, bench,
             await b.until(lambda: index.read(sink) or index.known.get(0) == set(hashes(1)))
             again = b.publish(publisher, blocks(0, 1))  # no change, so no frame
             source = b.relay._engines["m-0"].source
-            await b.until(lambda: source._reader.last_seq == again)
+            await b.until(lambda: source._ranks[0]._reader.last_seq == again)
 
             def has_beat() -> bool:
                 index.read(sink)
@@ -538,14 +538,30 @@ def test_k8_the_stream_ends_with_the_incarnation_and_a_new_one_starts_empty(
 def test_k16_ranks_are_kept_apart(run, bench, entry_of, blocks):
     async def main():
         async with bench() as b:
-            publisher = b.publisher("k")
-            await b.settle(kv_entry(entry_of, b))
+            first, second = b.publisher("inproc"), b.publisher("inproc", rank=1)
+            await b.settle(kv_entry(entry_of, b, name="inproc", ranks=2))
             sink, _ = b.open_stream("/v1/kv/m-0")
             index = Index()
             await b.until(lambda: sink.headers)
-            b.publish(publisher, blocks(0, 2), rank=0)
-            b.publish(publisher, blocks(0, 5), rank=1)
+            b.publish(first, blocks(0, 2), rank=0)
+            b.publish(second, blocks(7, 1), rank=0)  # not its own
+            b.publish(second, blocks(0, 5), rank=1)
             wanted = {0: set(hashes(2)), 1: set(hashes(5))}
+            await b.until(lambda: index.read(sink) or index.known == wanted)
+            beats = {}
+
+            def have_both_beaten() -> bool:
+                index.read(sink)
+                beats.update({one.rank: one for one in index.frames if isinstance(one, Heartbeat)})
+                return [beats[rank].health.num_other_ranks for rank in sorted(beats)] == [0, 1]
+
+            await b.until(have_both_beaten)
+
+            # A rank whose events begin anew takes nothing from the other.
+            second.close()
+            again = b.publisher("inproc", rank=1)
+            b.publish(again, blocks(0, 1), rank=1)
+            wanted = {0: set(hashes(2)), 1: set(hashes(1))}
             await b.until(lambda: index.read(sink) or index.known == wanted)
 
     run(main)
@@ -643,7 +659,7 @@ def test_a_router_that_falls_behind_is_cut_and_resyncs_by_snapshot(
                 # 20,000 blocks are 160 kB of hashes; the kernel's buffers hold some MB before ours.
                 b.publish(publisher, blocks(first, 20_000))
                 first += 20_000
-                await b.until(lambda: source._seqs[0] == publisher._next_seq - 1)
+                await b.until(lambda: source._ranks[0].seq == publisher._next_seq - 1)
                 assert first < 4_000_000
             call.resume()
             await asyncio.wait_for(slow.over.wait(), 60)
@@ -696,10 +712,10 @@ def test_steps_that_follow_each_other_quickly_are_told_as_one_and_the_first_at_o
             steps.append(BlockRemoved((EngineBlockHash(29),), "GPU"))
             source._told_s = asyncio.get_running_loop().time() + 3600.0  # its time is not over
             for seq, event in enumerate(steps):
-                source.on_batch(seq, EventBatch(0.0, (event,)))
-                source.on_end_of_read()
+                source._ranks[0].on_batch(seq, EventBatch(0.0, (event,)))
+                source._ranks[0].on_end_of_read()
             assert source._telling is not None
-            source._tell()  # now it is
+            source.tell()  # now it is
             wanted = set(hashes(29))
             await b.until(lambda: index.read(sink) or index.known.get(0) == wanted)
             deltas = [frame for frame in index.frames if isinstance(frame, Delta)]
@@ -708,8 +724,8 @@ def test_steps_that_follow_each_other_quickly_are_told_as_one_and_the_first_at_o
             assert deltas[0].seq == 30
 
             source._told_s = 0.0  # a pause
-            source.on_batch(31, EventBatch(0.0, (blocks(29, 1, parent=28),)))
-            source.on_end_of_read()
+            source._ranks[0].on_batch(31, EventBatch(0.0, (blocks(29, 1, parent=28),)))
+            source._ranks[0].on_end_of_read()
             assert source._telling is None
             await b.until(lambda: index.read(sink) or len(index.known[0]) == 30)
 
@@ -748,7 +764,7 @@ def test_the_relay_says_what_it_passed_on(run, bench, entry_of, blocks, monkeypa
             publisher.publish(EventBatch(1000.0, (blocks(0, 7),)))
             await b.until(lambda: index.read(sink) or index.known.get(0) == set(hashes(7)))
             # After connecting it looks whether it is still the same engine.
-            reader = b.relay._engines["m-0"].source._reader
+            reader = b.relay._engines["m-0"].source._ranks[0]._reader
             await b.until(lambda: reader.health.was_connected and not reader.is_stale)
 
             admin = await serve(b.relay.handle_admin, path=b.folder / "admin")

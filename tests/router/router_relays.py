@@ -56,6 +56,7 @@ class Host:
             model="sim",
             block_size_tokens=16,
             max_model_len_tokens=8192,
+            ranks=len(sim.names),
             **facts,
         )
         self.entries = self.entries | {
@@ -111,7 +112,7 @@ async def relayed(tls, *sims, entries=None, parities=None, look_s=5.0, **setting
         stack.push_async_callback(client.upstream.close)
         bench = Bench(router, sims, client)
         bench.text, bench.host = text, host
-        wanted = {sim.name: "verified" for sim in sims} | (parities or {})
+        wanted = {name: "verified" for sim in sims for name in sim.names} | (parities or {})
         await until(lambda: {w.id: w.parity for w in bench.desk.workers.all()} == wanted)
         yield bench
 

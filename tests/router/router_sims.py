@@ -8,6 +8,7 @@ from router_bench import Bench, Client, events, until
 from dynctl.http1.server import serve
 from dynctl.router.config import EngineTarget, RouterConfig, make_settings
 from dynctl.router.run import Router
+from dynctl.router.sources.split import worker_ids
 from dynctl.sim.api.routes import Api
 from dynctl.sim.engine import SimEngine
 from dynctl.sim.options import MODEL_DIR, SimOptions
@@ -24,18 +25,22 @@ FAST = {
 class Sim:
     """One simulated engine in this process."""
 
-    def __init__(self, name, directory, role="aggregated", *, own_text=None, **options):
+    def __init__(self, name, directory, role="aggregated", *, own_text=None, ranks=1, **options):
         self.name = name
+        self.names = worker_ids(name, ranks)
+        """Of the workers it is to a router."""
         self.own_text = own_text
         """Its tokenizer, where it isn't the one of the others."""
         self.role = role
-        side = "127.0.0.1:0" if role != "aggregated" else None
-        events_at = f"ipc://{directory}/{name}.kv"
+        side = options.pop("side_channel", "127.0.0.1:0" if role != "aggregated" else None)
+        places = f"ipc://{directory}/{name}" if ranks == 1 else f"ipc://{directory}/inproc-{name}"
+        events_at, replay_at = f"{places}.kv", f"{places}.re"
         self.options = SimOptions(
             uds=f"{directory}/{name}.sock",
             kv_events=events_at,
-            kv_replay=f"ipc://{directory}/{name}.re",
+            kv_replay=replay_at,
             side_channel=side,
+            data_parallel_size=ranks,
             role="both" if role == "aggregated" else role,
             **(FAST | options),
         )
@@ -44,16 +49,20 @@ class Sim:
             url=f"unix:{directory}/{name}.sock",
             role=role,
             kv_events=events_at,
-            kv_replay=f"ipc://{directory}/{name}.re",
+            kv_replay=replay_at,
+            ranks=ranks,
         )
 
     async def start(self, text):
-        self.engine = SimEngine(self.options, text)
-        self.server = await serve(Api(self.engine).handle, path=self.options.uds)
-        await self.engine.start()
+        self.ranks = [SimEngine(self.options, text, rank) for rank in range(len(self.names))]
+        self.engine = self.ranks[0]
+        self.server = await serve(Api(*self.ranks).handle, path=self.options.uds)
+        for rank in self.ranks:
+            await rank.start()
 
     async def stop(self):
-        await self.engine.close()
+        for rank in self.ranks:
+            await rank.close()
         await self.server.close(0)
 
 
@@ -82,7 +91,8 @@ async def routed_sims(
             workers = router.desk.workers
             await until(
                 lambda: (
-                    len(workers.all()) == len(sims) and all(w.is_serving() for w in workers.all())
+                    len(workers.all()) == sum(len(sim.names) for sim in sims)
+                    and all(w.is_serving() for w in workers.all())
                 )
             )
             if tokenizer and parity:
@@ -99,8 +109,9 @@ async def told(bench):
     speaking = [sim for sim in bench.engines if sim.target.kv_events and not sim.own_text]
     await until(
         lambda: all(
-            bench.desk.index.num_blocks(sim.name) == sim.engine.scheduler.cache.num_cached
+            bench.desk.index.num_blocks(name) == rank.scheduler.cache.num_cached
             for sim in speaking
+            for name, rank in zip(sim.names, sim.ranks, strict=True)
         )
     )
 

@@ -65,16 +65,16 @@ def test_k1_what_is_known_counts_half_while_batches_are_missing(run, tls, short_
             prompt = prompt_of(rng, bench.text.words, 160)
             await talk(bench, prompt, 2)
             await until(lambda: bench.desk.index.num_blocks("e0") == 10)
-            source = bench.host.relay._engines["e0"].source
-            source._reader._judge_trust = lambda: None  # or its next look would find all well
-            source._reader._trust = 0.5
-            source.on_trust(0.5)
+            rank = bench.host.relay._engines["e0"].source._ranks[0]
+            rank._reader._judge_trust = lambda: None  # or its next look would find all well
+            rank._reader._trust = 0.5
+            rank.on_trust(0.5)
             await until(lambda: bench.desk.index.doubts == {"e0": 0.5})
             await talk(bench, prompt, 2)
             assert newest(bench)["overlap_tokens"] == 72
             assert newest(bench)["cached_tokens"] == 144
-            source._reader._trust = 1.0
-            source.on_trust(1.0)
+            rank._reader._trust = 1.0
+            rank.on_trust(1.0)
             await until(lambda: not bench.desk.index.doubts)
             await talk(bench, prompt, 2)
             assert newest(bench)["overlap_tokens"] == newest(bench)["cached_tokens"] == 144
@@ -223,9 +223,9 @@ def test_k19_deltas_read_too_late_count_for_nothing_until_they_are_caught_up(run
         source = RelaySource(RelayTarget("h", "127.0.0.1", 1), None, fleet, "d", None, settings)
         info = EngineInfo(*("e0", "i1", EngineState.READY, "aggregated", "d", "sim", "m"))
         fleet.saw("h", info, Route(source._upstream))
-        source._heard(info, wire.SourceHealth(), 2.5)
+        source._heard(info.id, info.incarnation, wire.SourceHealth(), 2.5)
         assert index.doubts == {"e0": 0.0}
-        source._heard(info, wire.SourceHealth(), 0.0)
+        source._heard(info.id, info.incarnation, wire.SourceHealth(), 0.0)
         assert index.doubts == {}
         await source._upstream.close()
 

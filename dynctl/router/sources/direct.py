@@ -25,6 +25,7 @@ from dynctl.router.sources.layout import ask_layout, read_layout
 from dynctl.router.sources.parity import check_parity
 from dynctl.router.sources.ranks import EngineEvents
 from dynctl.router.sources.route import Route, limits, parse_url
+from dynctl.router.sources.split import rank_headers, worker_ids, workers_of
 from dynctl.router.tokens import ModelTokenizer
 
 log = logging.getLogger("dynctl.router")
@@ -67,7 +68,14 @@ class DirectSource:
         self._context = context
         self._slots = slots
         self._upstream = Upstream(address, limits(settings.connect_timeout_s))
-        self._route = Route(self._upstream, prefix)
+        self._names = worker_ids(target.id, target.ranks)
+        self._routes = [
+            Route(self._upstream, prefix, rank_headers(rank, target.ranks))
+            for rank in range(target.ranks)
+        ]
+        """By worker."""
+        self._route = self._routes[0]
+        """For questions to the server itself."""
         self._starts = itertools.count(1)
         self._info: EngineInfo | None = None
         """None: not there, or not seen yet."""
@@ -76,13 +84,13 @@ class DirectSource:
         self._events: EngineEvents | None = None
         self._watch = CacheWatch()
         self._num_looks = 0
-        self._parity: asyncio.Task[None] | None = None
+        self._parity: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
         """Watch the engine for ever."""
         misses = 0
         self._announce(self._unknown(EngineState.STARTING))
-        self._fleet.unreachable(self._target.id)
+        self._unreachable()
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
@@ -112,26 +120,32 @@ class DirectSource:
         if health.status != 200:
             raise UpstreamError("status", f"/health {health.status}")
         if self._events is not None and self._info is not None:
-            self._fleet.heard(self._info.id, self._info.incarnation, self._events.health())
+            for name, health_of in self._events.healths().items():
+                self._fleet.heard(name, self._info.incarnation, health_of)
             self._events.start_again()
             self._num_looks += 1
             if self._num_looks % _LOOK_EVERY == 0:
                 await self._look_at_cache(self._events, self._info)
         if self._info is None:
-            self._info = await self._introduce()
-            self._announce(self._info)
-            notes = self._fleet.notes_of(self._target.id)
-            if self._target.kv_events is None:
-                self._fleet.untold(self._info.id, self._info.incarnation)
-            notes.is_caching = self._is_caching
+            info = self._info = await self._introduce()
+            self._announce(info)
+            for name in self._names:
+                if self._target.kv_events is None:
+                    self._fleet.untold(name, info.incarnation)
+                self._fleet.notes_of(name).is_caching = self._is_caching
+            notes = self._fleet.notes_of(self._names[0])
             notes.num_ranks = self._num_ranks
             notes.num_ranks_read = len(self._target.event_places)
-            self._start_reading(self._info)
-            engine = (self._info.id, self._info.incarnation, self._info.model)
-            self._parity = group.create_task(
-                check_parity(self._fleet, self._route, engine, self._tokenizer),
-                name=f"parity:{self._info.id}",
-            )
+            self._start_reading(info)
+            self._parity = [
+                group.create_task(
+                    check_parity(
+                        self._fleet, route, (name, info.incarnation, info.model), self._tokenizer
+                    ),
+                    name=f"parity:{name}",
+                )
+                for name, route in zip(self._names, self._routes, strict=True)
+            ]
 
     async def _look_at_cache(self, events: EngineEvents, info: EngineInfo) -> None:
         """Forget what the engine has dropped without a word; one that does not show its figures says nothing."""
@@ -142,7 +156,7 @@ class DirectSource:
             text = answer.body.decode("utf-8", "replace")
             figures = read_figures(text)
             # Ranks may be added to a running engine.
-            self._fleet.notes_of(info.id).num_ranks = read_layout(text).num_ranks
+            self._fleet.notes_of(self._names[0]).num_ranks = read_layout(text).num_ranks
         except (UpstreamError, ProbeError) as error:
             log.debug("the figures of %s: %s", clean(info.id), clean(str(error)))
             return
@@ -187,18 +201,24 @@ class DirectSource:
             deployment="",
             kind="external",
             model="",
+            ranks=self._target.ranks,
         )
 
     def _announce(self, info: EngineInfo) -> None:
-        self._fleet.saw(self._target.id, info, self._route)
+        for worker, route in zip(workers_of(info), self._routes, strict=True):
+            self._fleet.saw(self._target.id, worker, route)
+
+    def _unreachable(self) -> None:
+        for name in self._names:
+            self._fleet.unreachable(name)
 
     def _away(self, reason: str) -> None:
         log.warning("engine %s is away: %s", clean(self._target.id), clean(reason))
         self._info = None
         self._stop_reading()
-        if self._parity is not None:
-            self._parity.cancel()
-        self._fleet.unreachable(self._target.id)
+        for task in self._parity:
+            task.cancel()
+        self._unreachable()
 
     def _start_reading(self, info: EngineInfo) -> None:
         if self._target.kv_events is None:

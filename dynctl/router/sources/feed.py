@@ -7,6 +7,7 @@ from dynctl.core.kv import DEVICE, HOST, STORAGE
 from dynctl.kv.wire import Delta, Frame, Heartbeat
 from dynctl.router.metrics import Metrics
 from dynctl.router.prefix_index import PrefixIndex, Source
+from dynctl.router.sources.split import worker_ids
 
 _SLICE = 4096
 """Hashes applied before other work on the loop gets its turn: under a millisecond."""
@@ -29,15 +30,33 @@ class KvFeed:
     """Applies one stream of frames of one incarnation."""
 
     def __init__(
-        self, index: PrefixIndex, metrics: Metrics, engine_id: str, incarnation: str
+        self,
+        index: PrefixIndex,
+        metrics: Metrics,
+        engine_id: str,
+        incarnation: str,
+        ranks: int = 1,
     ) -> None:
         self._index = index
         self._metrics = metrics
-        self._engine_id = engine_id
+        self.names = worker_ids(engine_id, ranks)
+        """Of the engine's workers."""
         self._incarnation = incarnation
         self._streams: dict[tuple[int, int], _Stream] = {}
         """By rank and medium."""
         self._num_since_break = 0
+
+    def name_of(self, rank: int) -> str:
+        """Name the worker that frames of a rank speak of.
+
+        Raises:
+            LostError: when the engine has no such rank.
+        """
+        if len(self.names) == 1:
+            return self.names[0]
+        if not 0 <= rank < len(self.names):
+            raise LostError(f"rank {rank} of an engine with {len(self.names)}")
+        return self.names[rank]
 
     def apply(self, frame: Frame) -> Iterable[None]:
         """Apply a frame; what it returns is to be gone through: a large frame is applied in slices on the way.
@@ -53,7 +72,7 @@ class KvFeed:
         stream = self._stream(frame.rank, frame.medium)
         if not isinstance(frame, Delta):
             self._metrics.kv_frames.add("snapshot")
-            self._begin(stream)
+            self._begin(frame.rank, stream)
             return self._store(stream, frame.hashes, frame.seq)
         self._check(stream, frame.seq)
         self._metrics.kv_frames.add("delta")
@@ -74,10 +93,9 @@ class KvFeed:
         if last is not None and frame.seq != last:
             raise LostError(f"a quiet engine is at {frame.seq}, not where its deltas ended")
 
-    def _begin(self, stream: "_Stream") -> None:
+    def _begin(self, rank: int, stream: "_Stream") -> None:
         """Empty a source for its snapshot, and with a rank's first one all that an earlier stream told of the rank's media."""
-        rank = stream.source.rank
-        known = [one for one in self._streams.values() if one.source.rank == rank]
+        known = [one for (of, _), one in self._streams.items() if of == rank]
         if all(one.seq is None for one in known):
             # A relay that has heard of no slower medium since it started would never take those blocks back.
             for medium in (HOST, STORAGE):
@@ -90,9 +108,14 @@ class KvFeed:
             medium = STORAGE
         stream = self._streams.get((rank, medium))
         if stream is None:
-            source = Source(self._engine_id, self._incarnation, rank, medium)
+            source = self._source(rank, medium)
             stream = self._streams[rank, medium] = _Stream(source)
         return stream
+
+    def _source(self, rank: int, medium: int) -> Source:
+        """Of several ranks each is a worker of its own, with one cache."""
+        of_worker = rank if len(self.names) == 1 else 0
+        return Source(self.name_of(rank), self._incarnation, of_worker, medium)
 
     def _check(self, stream: "_Stream", seq: int) -> None:
         if stream.seq is None:

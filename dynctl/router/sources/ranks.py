@@ -1,7 +1,6 @@
 """KV events of one engine without a relay: a reader for each of its data-parallel ranks, and their way into the index.
 
-vLLM publishes rank by rank, on one port each. A port speaks of one rank: batches that name another are ignored and
-counted (K16). Not here: when reading begins and ends. IO: zmq.
+Not here: when reading begins and ends, where a rank publishes (`kv.ranks`). IO: zmq.
 """
 
 import asyncio
@@ -9,12 +8,14 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
 import zmq
 
 from dynctl.core.deployment import EngineInfo
 from dynctl.core.kv import device_block_size
 from dynctl.core.text import clean
 from dynctl.kv.events import EventBatch
+from dynctl.kv.ranks import RankOrder
 from dynctl.kv.reader import EventSink, KvEventReader, ReplaySlots, trust_text
 from dynctl.kv.tracker import BlockTracker, Delta, TrackerCounts
 from dynctl.kv.wire import SourceHealth
@@ -22,6 +23,7 @@ from dynctl.router.config import EngineTarget
 from dynctl.router.prefix_index import Source
 from dynctl.router.prompt import Hashers
 from dynctl.router.sources.fleet import Fleet
+from dynctl.router.sources.split import worker_ids
 
 log = logging.getLogger("dynctl.router")
 
@@ -44,8 +46,8 @@ class EngineEvents:
         self.fleet = fleet
         self.hashers = hashers
         self.info = info
-        self._first_rank: int | None = None
-        """Of the first port: not 0 where several servers share an engine's ranks. The first batch tells."""
+        self.order = RankOrder()
+        self.names = worker_ids(info.id, target.ranks)
         self._ranks = [
             _RankEvents(
                 self,
@@ -79,18 +81,9 @@ class EngineEvents:
         for rank in self._ranks:
             rank.close()
 
-    def health(self) -> SourceHealth:
-        """How well the engine's cache is known: as well as the least known of its ranks that are read."""
-        healths = [rank.health for rank in self._ranks]
-        return SourceHealth(
-            min([rank.health.trust for rank in self._ranks if rank.is_read], default=0.0),
-            all(health.was_connected for health in healths),
-            sum([health.num_unreadable for health in healths]),
-            sum([rank.counts.num_keyed_roots for rank in self._ranks]),
-            next((health.other_topic for health in healths if health.other_topic), ""),
-            sum([rank.num_of_others for rank in self._ranks]),
-            sum([rank.counts.num_other_group for rank in self._ranks]),
-        )
+    def healths(self) -> dict[str, SourceHealth]:
+        """How well each cache is known, by worker."""
+        return {name: rank.health for name, rank in zip(self.names, self._ranks, strict=True)}
 
     def empty(self) -> bool:
         """Forget what the engine has dropped without a word; False when nothing was known of it."""
@@ -99,16 +92,6 @@ class EngineEvents:
         for rank in self._ranks:
             rank.on_reset()
         return True
-
-    def takes(self, position: int, rank: int) -> bool:
-        """Tell whether batches of a rank belong to a port, by its place in the row."""
-        if self._first_rank is None and rank >= position:
-            self._first_rank = rank - position
-        return self._first_rank is not None and rank == self._first_rank + position
-
-    def judge(self) -> None:
-        """Let the index believe what it knows of the engine as far as it can be."""
-        self.fleet.index.believe(self.info.id, self.health().trust)
 
 
 class _RankEvents:
@@ -121,7 +104,8 @@ class _RankEvents:
         self._fleet = engine.fleet
         self._info = engine.info
         self._position = position
-        self._source = Source(engine.info.id, engine.info.incarnation, position)
+        self._name = engine.names[position]
+        self._source = Source(self._name, engine.info.incarnation)
         self._reading = reading
         self._reader = reading(self)
         self._tracker: BlockTracker | None = None
@@ -129,7 +113,7 @@ class _RankEvents:
         """Whether the last batches are not in the index yet."""
         self._loop = asyncio.get_running_loop()
         self._failed_s: float | None = None
-        self.num_of_others = 0
+        self._num_of_others = 0
         """Batches that named another rank."""
 
     def start(self) -> None:
@@ -148,18 +132,16 @@ class _RankEvents:
 
     @property
     def health(self) -> SourceHealth:
-        """How well what came is known."""
-        return self._reader.health
-
-    @property
-    def is_read(self) -> bool:
-        """Tell whether the events were not given up."""
-        return self._failed_s is None
-
-    @property
-    def counts(self) -> TrackerCounts:
-        """What was odd so far."""
-        return TrackerCounts() if self._tracker is None else self._tracker.counts
+        """How well its cache is known, and what was odd so far; nothing is believed of events that were given up."""
+        health = self._reader.health
+        counts = TrackerCounts() if self._tracker is None else self._tracker.counts
+        return msgspec.structs.replace(
+            health,
+            trust=health.trust if self._failed_s is None else 0.0,
+            num_keyed=counts.num_keyed_roots,
+            num_other_ranks=self._num_of_others,
+            num_other_groups=counts.num_other_group,
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -174,7 +156,7 @@ class _RankEvents:
     def on_batch(self, seq: int, batch: EventBatch) -> None:
         """Take note of one engine step's events."""
         del seq
-        if not self._engine.takes(self._position, batch.dp_rank):
+        if not self._engine.order.takes(self._position, batch.dp_rank):
             self._count_other(batch.dp_rank)
             return
         tracker = self._tracker
@@ -182,18 +164,18 @@ class _RankEvents:
             size = self._info.block_size_tokens or device_block_size(batch.events)
             if size == 0:
                 return
-            self._fleet.learn_block_size(self._info.id, self._info.incarnation, size)
+            self._fleet.learn_block_size(self._name, self._info.incarnation, size)
             tracker = self._tracker = BlockTracker(self._engine.hashers.of(size))
             self._fleet.index.begin(self._source)
         tracker.note(batch.events, self._loop.time())
         self._is_noted = True
 
     def _count_other(self, rank: int) -> None:
-        self.num_of_others += 1
-        if self.num_of_others == 1:
+        self._num_of_others += 1
+        if self._num_of_others == 1:
             log.warning(
                 "KV events of %s: a batch of data-parallel rank %d came where another's are read; ignored",
-                clean(self._info.id),
+                clean(self._name),
                 rank,
             )
 
@@ -213,8 +195,8 @@ class _RankEvents:
 
     def on_trust(self, trust: float) -> None:
         """Believe what is known of the engine only so far from here on."""
-        log.warning("KV events of %s: %s", clean(self._info.id), trust_text(trust))
-        self._engine.judge()
+        log.warning("KV events of %s: %s", clean(self._name), trust_text(trust))
+        self._judge()
 
     def on_reset(self) -> None:
         """Forget the rank's blocks: it started anew, or events are lost for good. Others' stay until theirs tell that."""
@@ -226,10 +208,13 @@ class _RankEvents:
 
     def on_failed(self, reason: str) -> None:
         """Route by load only from here on."""
-        log.warning("KV events of %s are given up: %s", clean(self._info.id), clean(reason))
+        log.warning("KV events of %s are given up: %s", clean(self._name), clean(reason))
         self._failed_s = self._loop.time()
         self.on_reset()
-        self._engine.judge()
+        self._judge()
+
+    def _judge(self) -> None:
+        self._fleet.index.believe(self._name, self.health.trust)
 
     def _apply(self, source: Source, delta: Delta) -> None:
         if delta.is_empty:

@@ -28,6 +28,7 @@ from dynctl.router.sources.fleet import Fleet
 from dynctl.router.sources.layout import is_caching
 from dynctl.router.sources.parity import check_parity
 from dynctl.router.sources.route import Route, limits
+from dynctl.router.sources.split import num_ranks, rank_headers, worker_ids, workers_of
 from dynctl.router.tokens import ModelTokenizer
 
 log = logging.getLogger("dynctl.router")
@@ -79,9 +80,9 @@ class RelaySource:
         self._upstream = Upstream(address, self._limits)
         """Of the streams: tables and KV deltas."""
         self._engines: dict[str, Upstream] = {}
-        """Of requests, by engine: so those of one connection, and their answers, have the same head."""
+        """Of requests, by worker: so those of one connection, and their answers, have the same head."""
         self._leaving: list[Upstream] = []
-        """Of engines the table no longer names, while requests are under way on them."""
+        """Of workers the table no longer names, while requests are under way on them."""
         self._fleet = fleet
         self._deployment = deployment
         self._tokenizer = tokenizer
@@ -128,9 +129,9 @@ class RelaySource:
             log.warning("relay %s does not answer: %s", clean(self._name), clean(reason))
         self._is_up = False
         self._fleet.silent[self._name] = reason
-        for engine_id in self._known:
-            if self._fleet.owns(self._name, engine_id):
-                self._fleet.unreachable(engine_id)
+        for name in self._engines:
+            if self._fleet.owns(self._name, name):
+                self._fleet.unreachable(name)
 
     def _update(self, infos: list[EngineInfo], group: asyncio.TaskGroup) -> None:
         mine = {
@@ -140,8 +141,10 @@ class RelaySource:
         }
         for engine_id in [engine_id for engine_id in self._known if engine_id not in mine]:
             self._stop(engine_id)
-            self._fleet.lost(self._name, engine_id)
-            self._leaving.append(self._engines.pop(engine_id))
+        names = {name for info in mine.values() for name in worker_ids(info.id, num_ranks(info))}
+        for name in [name for name in self._engines if name not in names]:
+            self._fleet.lost(self._name, name)
+            self._leaving.append(self._engines.pop(name))
         self._close_left(group)
         for engine_id, info in mine.items():
             before = self._known.get(engine_id)
@@ -152,26 +155,32 @@ class RelaySource:
         self._fleet.silent.pop(self._name, None)
 
     def _take(self, info: EngineInfo, group: asyncio.TaskGroup, before: EngineInfo | None) -> None:
-        stamp = (b"x-dynctl-incarnation", info.incarnation.encode())
-        upstream = self._engines.get(info.id)
-        if upstream is None:
-            upstream = self._engines[info.id] = Upstream(self._address, self._limits)
-        route = Route(upstream, f"/v1/engine/{info.id}", (stamp,), is_relayed=True)
-        self._fleet.saw(self._name, info, route)
-        if not self._fleet.owns(self._name, info.id):
+        workers = workers_of(info)
+        routes = [self._route(info, rank, worker.id) for rank, worker in enumerate(workers)]
+        for worker, route in zip(workers, routes, strict=True):
+            self._fleet.saw(self._name, worker, route)
+        if not all(self._fleet.owns(self._name, worker.id) for worker in workers):
             return
         if before is not None and before.incarnation != info.incarnation:
             self._stop(info.id)
         if info.state is EngineState.READY and info.id not in self._tasks:
-            engine = (info.id, info.incarnation, info.model)
-            self._tasks[info.id] = [
-                group.create_task(self._follow(info), name=f"kv:{info.id}"),
-                group.create_task(
-                    check_parity(self._fleet, route, engine, self._tokenizer),
-                    name=f"parity:{info.id}",
-                ),
-                group.create_task(self._ask(info, route), name=f"layout:{info.id}"),
-            ]
+            tasks = [group.create_task(self._follow(info), name=f"kv:{info.id}")]
+            for worker, route in zip(workers, routes, strict=True):
+                engine = (worker.id, worker.incarnation, worker.model)
+                parity = check_parity(self._fleet, route, engine, self._tokenizer)
+                tasks += [
+                    group.create_task(parity, name=f"parity:{worker.id}"),
+                    group.create_task(self._ask(worker, route), name=f"layout:{worker.id}"),
+                ]
+            self._tasks[info.id] = tasks
+
+    def _route(self, info: EngineInfo, rank: int, name: str) -> Route:
+        upstream = self._engines.get(name)
+        if upstream is None:
+            upstream = self._engines[name] = Upstream(self._address, self._limits)
+        stamp = (b"x-dynctl-incarnation", info.incarnation.encode())
+        headers = (stamp, *rank_headers(rank, num_ranks(info)))
+        return Route(upstream, f"/v1/engine/{info.id}", headers, is_relayed=True)
 
     def _close_left(self, group: asyncio.TaskGroup) -> None:
         """Close the pools of engines that have left, each once its last request has ended: every table is a chance to."""
@@ -183,12 +192,12 @@ class RelaySource:
         for task in self._tasks.pop(engine_id, []):
             task.cancel()
 
-    def _heard(self, info: EngineInfo, health: SourceHealth, behind_s: float) -> None:
+    def _heard(self, name: str, incarnation: str, health: SourceHealth, behind_s: float) -> None:
         if behind_s > _BEHIND_S:
             # What is read now is old: better to place by load than by that (K19).
-            log.warning("KV deltas of %s come faster than they can be read", clean(info.id))
+            log.warning("KV deltas of %s come faster than they can be read", clean(name))
             health = msgspec.structs.replace(health, trust=0.0)
-        self._fleet.heard(info.id, info.incarnation, health)
+        self._fleet.heard(name, incarnation, health)
 
     async def _ask(self, info: EngineInfo, route: Route) -> None:
         """Ask the engine itself whether it uses its cache: nobody else knows."""
@@ -199,35 +208,39 @@ class RelaySource:
 
     async def _follow(self, info: EngineInfo) -> None:
         """Keep the index in step with one incarnation, opening the stream anew whenever it breaks."""
+        fleet = self._fleet
         while True:
             retry_s = _RETRY_S
-            feed = KvFeed(self._fleet.index, self._fleet.metrics, info.id, info.incarnation)
+            feed = KvFeed(fleet.index, fleet.metrics, info.id, info.incarnation, num_ranks(info))
             reader = FrameReader()
-            self._fleet.reading.add(info.id)
+            fleet.reading.update(feed.names)
             try:
                 target = f"/v1/kv/{info.id}?{ALL_MEDIA.decode()}"
                 async with open_stream(self._upstream, target, _SILENCE_S) as pieces:
                     async for piece in pieces:
                         for frame in reader.feed(piece):
+                            name = feed.name_of(frame.rank)
                             if isinstance(frame, Snapshot) and frame.block_size:
-                                size = frame.block_size
-                                self._fleet.learn_block_size(info.id, info.incarnation, size)
+                                fleet.learn_block_size(name, info.incarnation, frame.block_size)
                             elif isinstance(frame, Heartbeat):
-                                self._heard(info, frame.health, pieces.behind_s)
+                                self._heard(name, info.incarnation, frame.health, pieces.behind_s)
                             for _ in feed.apply(frame):
                                 await asyncio.sleep(0)
-                            self._fleet.reading.discard(info.id)
+                            fleet.reading.discard(name)
             except UpstreamError as error:
                 if error.kind == "status":
                     retry_s = _NO_EVENTS_RETRY_S
                     if error.message.endswith(" 404"):
-                        self._fleet.untold(info.id, info.incarnation)
+                        for name in feed.names:
+                            fleet.untold(name, info.incarnation)
                 else:
-                    self._fleet.index.believe(info.id, _BROKEN_TRUST)
+                    for name in feed.names:
+                        fleet.index.believe(name, _BROKEN_TRUST)
             except (LostError, WireError) as error:
                 # What is known may be wrong in any way (K2).
-                self._fleet.index.drop(info.id)
-                self._fleet.metrics.kv_frames.add("lost")
+                for name in feed.names:
+                    fleet.index.drop(name)
+                fleet.metrics.kv_frames.add("lost")
                 log.warning("KV deltas of %s are read anew: %s", clean(info.id), clean(str(error)))
             await asyncio.sleep(retry_s)
 

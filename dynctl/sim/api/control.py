@@ -4,6 +4,7 @@
     GET /faults   in force      POST /faults  {"spec": "die,after_tokens=5"}      DELETE /faults
     POST /reset_prefix_cache    POST /sleep     POST /wake_up
 
+What is asked is told of the first data-parallel rank, or of the one that X-data-parallel-rank names; all hear what to do.
 Not here: the engine's own routes. IO: through http1 exchanges.
 """
 
@@ -12,6 +13,7 @@ import msgspec
 from dynctl.errors import UsageError
 from dynctl.http1.server import Exchange
 from dynctl.sim.api.answers import error_body
+from dynctl.sim.api.ranks import rank_asked
 from dynctl.sim.api.requests import RefusedError
 from dynctl.sim.engine import SimEngine
 
@@ -28,8 +30,8 @@ _fault_bodies = msgspec.json.Decoder(_FaultBody)
 class Control:
     """Answers the requests on the control socket."""
 
-    def __init__(self, engine: SimEngine) -> None:
-        self._engine = engine
+    def __init__(self, *ranks: SimEngine) -> None:
+        self._ranks = ranks
 
     def handle(self, exchange: Exchange) -> None:
         """Answer one request."""
@@ -42,42 +44,50 @@ class Control:
         exchange.respond(200, _json(answer))
 
     def _answer(self, exchange: Exchange) -> object:
-        engine = self._engine
+        engine = rank_asked(exchange.request, self._ranks) or self._ranks[0]
         match exchange.request.method, exchange.request.path:
             case "GET", "/state":
-                return self._state()
+                return _state(engine)
             case "GET", "/aborts":
                 return list(engine.aborts)
             case "GET", "/faults":
                 return engine.faults.listed()
             case "POST", "/faults":
                 engine.faults.add(_fault_bodies.decode(exchange.request.body).spec)
-                engine.apply_faults()
+                self._apply_faults()
                 return engine.faults.listed()
             case "DELETE", "/faults":
                 engine.faults.clear()
-                engine.apply_faults()
+                self._apply_faults()
                 return []
             case "POST", "/reset_prefix_cache":
-                return {"cleared": engine.reset_prefix_cache()}
+                have_cleared = [rank.reset_prefix_cache() for rank in self._ranks]
+                return {"cleared": all(have_cleared)}
             case "POST", "/sleep":
-                return {"is_asleep": engine.sleep()}
+                are_asleep = [rank.sleep() for rank in self._ranks]
+                return {"is_asleep": all(are_asleep)}
             case "POST", "/wake_up":
-                engine.wake_up()
+                for rank in self._ranks:
+                    rank.wake_up()
                 return {"is_asleep": False}
             case _:
                 raise RefusedError("Not Found", status=404)
 
-    def _state(self) -> dict[str, object]:
-        scheduler = self._engine.scheduler
-        return {
-            "engine_id": self._engine.engine_id,
-            "num_open": self._engine.num_open,
-            "num_running": len(scheduler.running),
-            "num_waiting": scheduler.num_waiting,
-            "num_leases": len(self._engine.leases),
-            "num_blocks": scheduler.cache.num_blocks,
-            "num_free_blocks": scheduler.cache.num_free,
-            "num_cached_blocks": scheduler.cache.num_cached,
-            "side_channel": list(self._engine.side_channel_address),
-        }
+    def _apply_faults(self) -> None:
+        for rank in self._ranks:
+            rank.apply_faults()
+
+
+def _state(engine: SimEngine) -> dict[str, object]:
+    scheduler = engine.scheduler
+    return {
+        "engine_id": engine.engine_id,
+        "num_open": engine.num_open,
+        "num_running": len(scheduler.running),
+        "num_waiting": scheduler.num_waiting,
+        "num_leases": len(engine.leases),
+        "num_blocks": scheduler.cache.num_blocks,
+        "num_free_blocks": scheduler.cache.num_free,
+        "num_cached_blocks": scheduler.cache.num_cached,
+        "side_channel": list(engine.side_channel_address),
+    }

@@ -3,6 +3,7 @@
 Not here: listening (`run`), how bodies look (`answers`). IO: through http1 exchanges.
 """
 
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from dynctl import __version__
 from dynctl.http1.server import Exchange
 from dynctl.sim.api.answers import error_body
 from dynctl.sim.api.intake import Intake
+from dynctl.sim.api.ranks import rank_asked
 from dynctl.sim.api.replies import StreamReply, WholeReply
 from dynctl.sim.api.requests import (
     ChatBody,
@@ -25,6 +27,7 @@ from dynctl.sim.api.requests import (
 )
 from dynctl.sim.engine import SimEngine
 from dynctl.sim.faults import FaultKind
+from dynctl.sim.metrics import merge
 from dynctl.sim.options import model_dir
 
 _PLAIN = b"text/plain; version=0.0.4; charset=utf-8"
@@ -33,11 +36,15 @@ _DRAINING = "cannot schedule new futures after shutdown"
 
 
 class Api:
-    """Answers the requests to one engine."""
+    """Answers the requests to one engine, whatever its data-parallel ranks."""
 
-    def __init__(self, engine: SimEngine) -> None:
+    def __init__(self, *ranks: SimEngine) -> None:
+        engine = ranks[0]
         options = engine.options
+        self._ranks = ranks
         self._engine = engine
+        """For what is the same of all ranks."""
+        self._turns = itertools.count()
         self._intake = Intake(
             engine.text,
             (options.model,),
@@ -111,11 +118,17 @@ class Api:
         else:
             job = self._intake.completion(body, request_id)
         faults = self._engine.faults.marked(exchange.request.body)
+        rank = rank_asked(exchange.request, self._ranks) or self._least_busy()
         if job.is_streamed:
             is_split = any(f.kind is FaultKind.SPLIT and f.strike() for f in faults)
-            StreamReply(job, exchange, self._engine, is_split=is_split).begin(faults)
+            StreamReply(job, exchange, rank, is_split=is_split).begin(faults)
         else:
-            WholeReply(job, exchange, self._engine).begin(faults)
+            WholeReply(job, exchange, rank).begin(faults)
+
+    def _least_busy(self) -> SimEngine:
+        """Of equals each in turn, as vLLM spreads requests that name no rank."""
+        first = next(self._turns) % len(self._ranks)
+        return min(self._ranks[first:] + self._ranks[:first], key=lambda rank: rank.num_open)
 
     def _models(self, exchange: Exchange) -> None:
         options = self._engine.options
@@ -139,17 +152,18 @@ class Api:
         exchange.respond(200, _json({"version": __version__, "engine": "dynctl-sim"}))
 
     def _load(self, exchange: Exchange) -> None:
-        exchange.respond(200, _json({"server_load": self._engine.num_open}))
+        exchange.respond(200, _json({"server_load": sum(rank.num_open for rank in self._ranks)}))
 
     def _event_sources(self, exchange: Exchange) -> None:
-        publisher = self._engine.publisher
-        sources: dict[str, Any] = {}
-        if publisher is not None:
-            sources["0"] = {
-                "endpoint": publisher.endpoint,
-                "replay_endpoint": publisher.replay_endpoint,
-                "topic": publisher.topic,
+        sources: dict[str, Any] = {
+            str(rank.rank): {
+                "endpoint": rank.publisher.endpoint,
+                "replay_endpoint": rank.publisher.replay_endpoint,
+                "topic": rank.publisher.topic,
             }
+            for rank in self._ranks
+            if rank.publisher is not None
+        }
         exchange.respond(200, _json(sources))
 
     def _tokenize(self, exchange: Exchange) -> None:
@@ -170,7 +184,7 @@ class Api:
         exchange.respond(200, _json({"prompt": self._engine.text.decode(body.tokens)}))
 
     def _metrics(self, exchange: Exchange) -> None:
-        engine, options = self._engine, self._engine.options
+        options = self._engine.options
         config = {
             "block_size": str(options.block_size),
             "num_gpu_blocks": str(options.num_cache_blocks),
@@ -179,8 +193,11 @@ class Api:
             "prefix_caching_hash_algo": "xxh3",
             "cache_dtype": "auto",
         }
-        text = engine.metrics.render(engine.scheduler.counts, engine.gauges(), config)
-        exchange.respond(200, text + self._http_counts() + _process(), _PLAIN)
+        texts = [
+            rank.metrics.render(rank.scheduler.counts, rank.gauges(), config)
+            for rank in self._ranks
+        ]
+        exchange.respond(200, merge(texts) + self._http_counts() + _process(), _PLAIN)
 
     def _http_counts(self) -> bytes:
         lines = [
