@@ -12,7 +12,9 @@ from dynctl import registry
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.router.choosing import Load, Need
 from dynctl.router.config import Settings
+from dynctl.router.decisions import Decision
 from dynctl.router.desk import load_policy
+from dynctl.router.fallback import RoutingBreaker
 from dynctl.router.forks import Forks
 from dynctl.router.placement import Order, Placed, Placement
 from dynctl.router.prefix_index import PrefixIndex, Source
@@ -550,6 +552,52 @@ def test_a_policy_that_fails_never_fails_a_request_and_is_tried_again(caplog):
     assert not decision.is_fallback
 
 
+def test_the_plain_rule_takes_over_beyond_five_in_a_hundred_for_ten_seconds():
+    def failing(every, number):
+        breaker = RoutingBreaker()
+        opened = [
+            at
+            for at in range(number)
+            if not breaker.is_open(0.0)
+            and not breaker.record(0.0, is_failure=at % every == every - 1)
+            and breaker.is_open(0.0)
+        ]
+        return breaker, opened
+
+    assert failing(20, 1000)[1] == [], "5 %"
+    assert failing(1, 1000)[1] == [19], "too few say nothing"
+    breaker, opened = failing(15, 1000)
+    assert len(opened) == 1
+    assert breaker.is_open(9.9)
+    assert not breaker.is_open(10.0)
+    for _ in range(19):
+        breaker.record(10.0, is_failure=True)
+    assert not breaker.is_open(10.0), "what was before is forgotten"
+
+
+@pytest.mark.source
+@pytest.mark.parametrize(("every", "is_opened"), [(25, False), (10, True)])
+def test_an_index_that_fails_costs_those_requests_their_prefix_and_too_often_all_for_a_while(
+    every, is_opened
+):
+    _, _, placement = fleet_of(3)
+    look, asked = placement.overlaps.of, []
+
+    def fails(*args, **options):
+        asked.append(args)
+        if len(asked) % every == 0:
+            raise ValueError("a fault of ours")
+        return look(*args, **options)
+
+    placement.overlaps.of = fails
+    placed = [placement.place(order(range(i, 100 + i)), 1.0) for i in range(100)]
+    fallbacks = sum(one.decisions[0].is_fallback for one in placed)
+    assert fallbacks == 100 - len(asked) + len(asked) // every
+    assert (len(asked) < 100) == is_opened
+    (decision,) = placement.place(order(range(100)), 20.0).decisions
+    assert not decision.is_fallback, "it is asked again"
+
+
 def test_the_same_choice_is_computed_again_from_what_was_recorded():
     _, _, placement = fleet_of(5)
     rng = random.Random(4)
@@ -563,6 +611,16 @@ def test_the_same_choice_is_computed_again_from_what_was_recorded():
         assert shown["counterfactual"]["engine"] != shown["engine"]
         if i % 3 == 0:
             placed.main.release()
+
+
+def test_a_choice_that_its_inputs_do_not_give_is_told_as_that():
+    loads = [load("idle"), load("busy", pending=10_000)]
+    need, policy = Need(2000, 100, 0), load_policy("kv")
+    told = [
+        Decision("r", "whole", True, need, loads, [0, 0], 0.5, at, policy).to_json()
+        for at in range(2)
+    ]
+    assert [one["is_reproduced"] for one in told] == [True, False]
 
 
 def test_expected_output_is_learned_per_route_key():

@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from router_bench import events, routed, text_of, until
+from router_bench import Client, events, routed, text_of, until
 from router_fakes import MODEL, FakeEngine
 
 
@@ -257,5 +257,35 @@ def test_an_engine_that_hangs_is_given_up_at_the_deadline(run):
             assert json.loads(events(answer.body)[-1])["error"]["code"] == "stream_broken"
             await until(lambda: mute.num_gone == 1)
             bench.assert_books_balance()
+
+    run(main)
+
+
+def test_two_thousand_streams_at_once_are_all_served_half_of_them_after_waiting(run):
+    async def main():
+        engines = [FakeEngine(f"e{i}", tokens=3) for i in range(4)]
+        limits = {"default_slots": 250, "queue_timeout_s": 300, "first_token_timeout_s": 300}
+        async with routed(*engines, settings=limits) as bench:
+            for engine in engines:
+                engine.go.clear()
+            # A client of ours has at most 1,024 connections.
+            clients = [Client(bench.router.port) for _ in range(2)]
+            calls = [
+                asyncio.create_task(client.complete(stream=True))
+                for client in clients
+                for _ in range(1000)
+            ]
+            await until(lambda: len(bench.desk.line) == 1000)
+            await until(lambda: [engine.num_running for engine in engines] == [250] * 4)
+            for engine in engines:
+                engine.go.set()
+            answers = await asyncio.gather(*calls)
+
+            assert {answer.status for answer in answers} == {200}
+            assert all(events(answer.body)[-1] == b"[DONE]" for answer in answers)
+            assert max(engine.most_running for engine in engines) == 250
+            bench.assert_books_balance()
+            for client in clients:
+                await client.upstream.close()
 
     run(main)

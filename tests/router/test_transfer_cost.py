@@ -130,10 +130,10 @@ def test_a_pair_that_fails_three_times_rests_and_others_do_not():
     assert links.is_usable("p", "d", 81.0)
 
 
-def pools(**settings):
+def pools(engines=(("p", "prefill"), ("d", "decode")), **settings):
     made = Settings(**settings)
     table, index = WorkerTable(made), PrefixIndex()
-    for name, role in (("p", "prefill"), ("d", "decode")):
+    for name, role in engines:
         table.put(
             EngineInfo(
                 *(name, f"{name}.1", EngineState.READY, role, "d", "sim", "m"),
@@ -190,6 +190,51 @@ def test_the_crossover_moves_with_bandwidth():
     fast, slow = copies(0.001), copies(0.5)
     assert slow == []
     assert len(fast) >= 3
+
+
+def weighed(busy, prompt_tokens=4000):
+    """Which way a prompt goes when something is busy for ten seconds, and what both ways were said to cost."""
+    _, placement = pools(transfer_ms_per_token=0.05)
+    if busy in ("p", "d"):
+        placement.workers.get(busy).book(0, 100_000, 1, 0.0)
+    elif busy == "link":
+        placement.links.book("p", "d", 200_000, 0.0, 0.0)
+    placed = place(placement, list(range(prompt_tokens)))
+    return placed.local_reason, placed.decisions[0].costs
+
+
+def test_who_waits_for_what_decides_between_copying_and_computing():
+    reason, idle = weighed("nobody")
+    assert reason == ""
+    reason, costs = weighed("d")
+    assert reason == ""
+    assert costs.recompute_ms > idle.recompute_ms + 9000
+    assert costs.copy_ms == pytest.approx(idle.copy_ms)
+    for busy in ("p", "link"):
+        reason, costs = weighed(busy)
+        assert reason == "cheaper", busy
+        assert costs.copy_ms > idle.copy_ms + 9000
+        assert costs.recompute_ms == pytest.approx(idle.recompute_ms)
+
+
+@pytest.mark.parametrize("is_local", ["by cost", "unasked"])
+def test_a_prompt_computed_in_place_holds_up_what_arrives_there_and_no_link_is_blamed(is_local):
+    _, placement = pools(transfer_ms_per_token=10.0 if is_local == "by cost" else 0.005)
+    reason = "" if is_local == "by cost" else "many_sequences"
+    order = Order("r", Prompt.known(Hashers("s"), range(8000)), None, 50, reason)
+    placed = placement.place(order, 0.0)
+    assert placed.prefill is None
+    links = placement.links
+    for i in range(20):
+        transfer(links, 8000, 0.005, -100.0 + i, ("p", "other"))
+        transfer(links, 8000, 0.005, -100.0 + i)
+    before = links.cost("p", "d", 8000, 0.0, 0.0)
+
+    links.book("p", "d", 8000, 0.0, 0.0)
+
+    assert placed.main.worker.free_at_s > 0.75
+    assert links.cost("p", "d", 8000, 0.7, 0.7).move_ms == pytest.approx(before.move_ms, rel=0.01)
+    assert links.cost("p", "d", 8000, 0.7, 0.7).wait_ms < 10.0
 
 
 def test_a_transfer_that_cannot_be_is_never_chosen():
