@@ -22,9 +22,13 @@ class Load:
 
     kind: str
     """`poisson` (exponential gaps), `constant` (equal gaps): open loop, never held up by slow answers.
-    `concurrency`: closed loop, so many requests are always under way."""
+    `concurrency`: closed loop, so many requests are always under way.
+    `recorded`: open loop, at the times of a trace."""
     rate_rps: float = 0.0
     concurrency: int = 0
+    speed: float = 1.0
+    times_s: tuple[float, ...] = ()
+    """Of a trace, in order, with the speed taken out already."""
 
     @property
     def is_open(self) -> bool:
@@ -33,6 +37,9 @@ class Load:
 
     def offsets_s(self, rng: random.Random, duration_s: float) -> Iterator[float]:
         """Yield when requests are due within the duration, in seconds from the start (open loop only)."""
+        if self.kind == "recorded":
+            yield from itertools.takewhile(lambda at_s: at_s < duration_s, self.times_s)
+            return
         at_s = 0.0
         for number in itertools.count(1):
             if self.kind == "poisson":
@@ -45,6 +52,8 @@ class Load:
             yield at_s
 
     def __str__(self) -> str:
+        if self.kind == "recorded":
+            return "recorded times" + (f" at {self.speed:g}×" if self.speed != 1 else "")
         return (
             f"{self.kind}:{self.rate_rps:g}" if self.is_open else f"{self.kind}:{self.concurrency}"
         )

@@ -153,7 +153,7 @@ class Target:
         sent_s = time.monotonic()
         try:
             async with asyncio.timeout(self._timeout_s):
-                outcome, error = await self._exchange(body, stream)
+                outcome, error = await self._exchange(body, ask.session, stream)
         except TimeoutError:
             outcome, error = "timeout", f"no end within {self._timeout_s:g} s"
         except aiohttp.ClientConnectionError as failure:
@@ -163,8 +163,10 @@ class Target:
             outcome, error = "broken stream", cause(failure)[0]
         return Reply(outcome, clean(error), sent_s, stream)
 
-    async def _exchange(self, body: bytes, stream: Stream) -> tuple[str, str]:
+    async def _exchange(self, body: bytes, session: str, stream: Stream) -> tuple[str, str]:
         headers = {"content-type": "application/json"}
+        if session:
+            headers["x-dynctl-session"] = session
         async with self._session.post(self._path, data=body, headers=headers) as response:
             if response.status != 200:
                 return f"http {response.status}", _error_text(

@@ -30,6 +30,9 @@ DEFINITIONS = {
     "kv_cached_ratio": "sum of usage.prompt_tokens_details.cached_tokens / sum of prompt tokens, over successful requests",
     "kv_ideal_ratio": "the same for one unlimited cache that has seen all earlier requests: whole blocks, at most "
     "(prompt tokens − 1) // block size of them",
+    "kv_trace_ideal_ratio": "of a replayed trace by itself, one unlimited cache: sum over its lines of min(leading "
+    "hash_ids that an earlier line has × tokens per block, input_length − 1) / sum of input_length. All lines count, a "
+    "last block that is not full counts as it is long; texts are counted at 4 characters a token, in blocks of 64",
     "kv_predicted_ratio": "the router's counters over the run: predicted hit tokens / prompt tokens",
     "percentiles": "exact over all samples, linear between neighbours; intervals are 95% bootstrap",
     "failed": "counted apart; no latency of a failed request enters any percentile",

@@ -13,7 +13,7 @@ import msgspec
 
 from dynctl.bench.record import DEFINITIONS, Record
 from dynctl.bench.statistics import Stat, percentile, summarize
-from dynctl.bench.workload import parse_workload
+from dynctl.bench.workload import Recorded, parse_workload
 from dynctl.core.workload import Slo
 from dynctl.errors import ExitCode
 
@@ -72,6 +72,8 @@ class Setting:
     lead_tokens: float = 0.0
     """Of those and the prompts' fixed first word, what comes before anything that differs."""
     tokens_per_word: float = 1.0
+    recorded: Recorded | None = None
+    """Of a replayed trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,8 @@ class KvReuse:
     ideal_ratio: float | None
     predicted_ratio: float | None
     block_size_tokens: int
+    trace_ideal_ratio: float | None = None
+    """Of a replayed trace itself, by its own blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +225,10 @@ def make_report(setting: Setting, run: Measured) -> Report:
 
 def workload_facts(setting: Setting) -> dict[str, Any]:
     """What makes two runs the same workload, however it was spelled; the seed draws from it and is no part."""
+    recorded = setting.recorded
+    what = recorded.digest if recorded else replace(parse_workload(setting.workload), text="")
     return {
-        "workload": msgspec.to_builtins(replace(parse_workload(setting.workload), text="")),
+        "workload": msgspec.to_builtins(what),
         "load": setting.load,
         "duration_s": setting.duration_s,
         "warmup_s": setting.warmup_s,
@@ -362,6 +368,7 @@ def _kv(run: Measured, ok: Sequence[Record], setting: Setting) -> KvReuse:
         if router and router.prompt_tokens
         else None,
         block_size_tokens=setting.block_size_tokens,
+        trace_ideal_ratio=setting.recorded.ideal_ratio if setting.recorded else None,
     )
 
 

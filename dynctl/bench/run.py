@@ -18,7 +18,7 @@ from dynctl.bench.report import ClientFacts, Measured, RouterCounts, Setting
 from dynctl.bench.statistics import percentile
 from dynctl.bench.stream import Chunk
 from dynctl.bench.words import CANDIDATES, COMMON, ENOUGH_WORDS, TokenCount, alike, fit
-from dynctl.bench.workload import Ask, Script, Workload
+from dynctl.bench.workload import Ask, Source
 from dynctl.core.workload import Slo
 from dynctl.errors import DynctlError, ExitCode
 
@@ -41,7 +41,7 @@ Say = Callable[[str], None]
 class Wish:
     """One run as asked for."""
 
-    workload: Workload
+    workload: Source
     load: Load
     duration_s: float
     warmup_s: float = 0.0
@@ -68,6 +68,7 @@ class Wish:
             overhead_tokens=count.overhead_tokens,
             lead_tokens=count.lead_tokens,
             tokens_per_word=count.per_word_tokens,
+            recorded=self.workload.recorded,
         )
 
 
@@ -86,7 +87,7 @@ async def other_traffic(target: Target) -> str:
     return ""
 
 
-async def learn_counting(target: Target, workload: Workload) -> TokenCount:
+async def learn_counting(target: Target, workload: Source) -> TokenCount:
     """Measure how the server counts tokens, so that prompts get the lengths asked for.
 
     Raises:
@@ -117,7 +118,7 @@ async def _tail(target: Target, count: TokenCount) -> float:
     return max(0.0, added / 2 - count.per_word_tokens)
 
 
-async def _fit(target: Target, workload: Workload, words: tuple[str, ...]) -> TokenCount:
+async def _fit(target: Target, workload: Source, words: tuple[str, ...]) -> TokenCount:
     points = [(n, await _count(target, workload, words, n)) for n in (8, 8 + len(words))]
     try:
         return fit(words, points[0], points[1])
@@ -125,7 +126,7 @@ async def _fit(target: Target, workload: Workload, words: tuple[str, ...]) -> To
         raise DynctlError(f"{target.url} counts tokens oddly: {error}") from error
 
 
-async def _weigh(target: Target, workload: Workload) -> dict[str, int]:
+async def _weigh(target: Target, workload: Source) -> dict[str, int]:
     """Say what so many of each candidate cost beyond a prompt that begins alike."""
     head = COMMON[:2]
     base = await _count(target, workload, head, len(head))
@@ -146,17 +147,17 @@ async def _weigh(target: Target, workload: Workload) -> dict[str, int]:
     return {word: costs[word] for word in CANDIDATES if word in costs}
 
 
-def _check_length(target: Target, workload: Workload) -> None:
+def _check_length(target: Target, workload: Source) -> None:
     longest, limit = workload.longest_tokens, target.max_model_len_tokens
     if longest is not None and limit is not None and longest > limit:
         raise DynctlError(
             f"prompts and answers reach {longest} tokens, and {target.model} takes {limit}",
-            "ask for shorter ones in --workload",
+            "ask for shorter ones in --workload, or leave them out of the trace",
             code=ExitCode.REFUSED,
         )
 
 
-async def _count(target: Target, workload: Workload, words: tuple[str, ...], num_words: int) -> int:
+async def _count(target: Target, workload: Source, words: tuple[str, ...], num_words: int) -> int:
     return await _count_tokens(target, _probe(workload, words, num_words))
 
 
@@ -169,9 +170,9 @@ async def _count_tokens(target: Target, ask: Ask) -> int:
     return reply.stream.prompt_tokens
 
 
-def _probe(workload: Workload, words: tuple[str, ...], num_words: int) -> Ask:
+def _probe(workload: Source, words: tuple[str, ...], num_words: int) -> Ask:
     """A prompt of the workload's shape with so many words, each of `words` in turn."""
-    if workload.kind == "synthetic":
+    if not workload.begins_with_system:
         return Ask((("user", _cycle(words, num_words)),), 1, None)
     return Ask((("system", words[0]), ("user", _cycle(words, num_words - 1))), 1, None)
 
@@ -187,7 +188,7 @@ class Drive:
         self._target = target
         self._wish = wish
         self._stop = stop
-        self._script = Script(wish.workload, count, wish.seed)
+        self._script = wish.workload.script(count, wish.seed)
         self._records: list[Record] = []
         self._under_way: set[asyncio.Task[None]] = set()
         self._num_asks = 0
@@ -285,6 +286,10 @@ class Drive:
             return known
         stream, start_s = reply.stream, self._start_s
         is_estimated = stream.output_tokens is None
+        if ask.shared_ratio is not None:
+            known = replace(
+                known, shared_tokens=int(ask.shared_ratio * (stream.prompt_tokens or 0))
+            )
         return replace(
             known,
             outcome=reply.outcome,

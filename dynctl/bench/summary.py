@@ -79,9 +79,12 @@ def fact_rows(report: Report) -> list[tuple[str, str]]:
     if report.goodput is not None:
         good = report.goodput
         rows.append(("goodput", f"{good.rps:.2f}/s, {good.ratio:.1%} of requests within goals"))
-    hits = f"{percent(kv.cached_ratio)} of prompt tokens, ideal {percent(kv.ideal_ratio)}"
+    hits = f"{percent(kv.cached_ratio)} of prompt tokens, ideal {percent(kv.ideal_ratio)} (blocks of {kv.block_size_tokens})"
+    if kv.trace_ideal_ratio is not None and report.setting.recorded is not None:
+        blocks = report.setting.recorded.block_tokens
+        hits += f", of the trace itself {percent(kv.trace_ideal_ratio)} (blocks of {blocks})"
     expected = f"router expected {percent(kv.predicted_ratio)}"
-    rows.append(("KV hit rate", f"{hits} (blocks of {kv.block_size_tokens}), {expected}"))
+    rows.append(("KV hit rate", f"{hits}, {expected}"))
     rows += _length_rows(report)
     client = f"{report.client.cpu_ratio:.0%} of a core, loop lag p99 {report.client.loop_lag_p99_ms:.1f} ms"
     rows.append(("load generator", client))

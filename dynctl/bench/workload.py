@@ -8,6 +8,7 @@ import random
 import re
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from dynctl.bench.words import TokenCount, text
 from dynctl.errors import UsageError
@@ -68,6 +69,20 @@ class Workload:
     turns: int = 1
     text: str = ""
     """As it was written."""
+
+    @property
+    def begins_with_system(self) -> bool:
+        """Whether a system message comes first."""
+        return self.kind != "synthetic"
+
+    @property
+    def recorded(self) -> "Recorded | None":
+        """Nothing was."""
+        return None
+
+    def script(self, count: TokenCount, seed: int) -> "Script":
+        """What writes its requests."""
+        return Script(self, count, seed)
 
     @property
     def longest_tokens(self) -> int | None:
@@ -160,6 +175,63 @@ class Ask:
     shared_tokens: int = 0
     chat: int | None = None
     turn: int = 1
+    shared_ratio: float | None = None
+    """Share of the prompt that an earlier one begins with, where its tokens are not known before it is answered."""
+    session: str = ""
+    """Sent along as `X-Dynctl-Session`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a replayed trace is."""
+
+    digest: str
+    """Of its times, lengths, blocks and texts."""
+    num_requests: int
+    speed: float
+    block_tokens: int
+    ideal_ratio: float
+    """Its own hit rate, see the definition of `kv_trace_ideal_ratio`."""
+
+
+class Writer(Protocol):
+    """Makes requests one after the other."""
+
+    def next(self) -> Ask:
+        """Make the next one; never waits."""
+        ...
+
+    def answered(self, ask: Ask, answer: str | None) -> None:
+        """Take in an answer; None: it failed."""
+        ...
+
+
+class Source(Protocol):
+    """What is sent in a run: a made workload, or a recorded one."""
+
+    @property
+    def text(self) -> str:
+        """As reports name it."""
+        ...
+
+    @property
+    def longest_tokens(self) -> int | None:
+        """Prompt and answer of the longest request, where that is known."""
+        ...
+
+    @property
+    def begins_with_system(self) -> bool:
+        """Whether a system message comes first."""
+        ...
+
+    @property
+    def recorded(self) -> Recorded | None:
+        """What was recorded, of a trace."""
+        ...
+
+    def script(self, count: TokenCount, seed: int) -> Writer:
+        """What writes its requests."""
+        ...
 
 
 @dataclass(slots=True)

@@ -8,8 +8,9 @@ import threading
 import pytest
 
 from dynctl.bench import report
-from dynctl.cli import bench as bench_command
-from dynctl.cli.bench import _reachable_url, parse_slo
+from dynctl.cli import bench_driving
+from dynctl.cli.bench_driving import reachable_url
+from dynctl.cli.bench_options import parse_slo
 from dynctl.cli.main import run
 from dynctl.core.inventory import HostEntry, Inventory
 from dynctl.core.workload import Slo
@@ -101,8 +102,8 @@ def test_a_password_in_the_address_is_refused_and_not_shown(url, tmp_path, capsy
 def test_a_server_that_is_silent_is_named_with_how_long_it_is_waited_for(
     served, monkeypatch, capsys
 ):
-    monkeypatch.setattr(bench_command, "TOLD_AFTER_S", 0.0)
-    monkeypatch.setattr(bench_command, "REQUEST_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(bench_driving, "TOLD_AFTER_S", 0.0)
+    monkeypatch.setattr(bench_driving, "REQUEST_TIMEOUT_S", 0.5)
     server = served()
     server.faults = ["hang"]
 
@@ -212,12 +213,12 @@ INVENTORY = Inventory(
      ("far", "[fd00::1]:8000", "http://[fd00::1]:8000")],
 )  # fmt: skip
 def test_where_a_router_listens_becomes_where_it_is_reached(host, url, found):
-    assert _reachable_url(INVENTORY, host, url) == found
+    assert reachable_url(INVENTORY, host, url) == found
 
 
 def test_a_router_on_the_loopback_of_another_host_is_explained():
     with pytest.raises(DynctlError) as caught:
-        _reachable_url(INVENTORY, "far", "127.0.0.1:8000")
+        reachable_url(INVENTORY, "far", "127.0.0.1:8000")
 
     assert "ssh -N -L 8000:127.0.0.1:8000 10.0.0.7" in caught.value.hint
     assert caught.value.exit_code is ExitCode.REFUSED

@@ -1,0 +1,130 @@
+"""`dynctl bench replay`: send a recorded workload again, at its own times. IO: HTTP, files, terminal."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dynctl.cli.bench_driving import Router, find_router, finish, get_ready, interrupts
+from dynctl.cli.bench_options import (
+    Api,
+    ApiKeyEnv,
+    BlockSize,
+    DeploymentName,
+    ModelName,
+    OutDirectory,
+    Seed,
+    SloText,
+    Url,
+    asked_of,
+    check_url,
+    make_directory,
+    parse_slo,
+    seed_or_new,
+)
+from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, Output, OutputOption, Yes
+from dynctl.cli.output import say, wait_for
+from dynctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from dynctl.bench.record import Record
+    from dynctl.bench.replay import Replay
+    from dynctl.bench.report import Report
+
+
+TraceFile = Annotated[Path, typer.Argument(help="JSON lines; what plan --trace takes.")]
+Speed = Annotated[
+    float, typer.Option("--speed", min=0.001, help="So many times as fast as recorded.")
+]
+FirstPart = Annotated[
+    str | None, typer.Option("--duration", help="Only what was recorded within so long.")
+]
+BlockTokens = Annotated[
+    int, typer.Option("--block-tokens", min=1, help="What one of hash_ids stands for.")
+]
+
+
+def command(  # noqa: PLR0917 - one parameter per option
+    trace: TraceFile,
+    url: Url = None,
+    inventory: InventoryPath = DEFAULT_INVENTORY,
+    local: Local = False,
+    deployment: DeploymentName = None,
+    speed: Speed = 1.0,
+    duration: FirstPart = None,
+    block_tokens: BlockTokens = 512,
+    slo: SloText = None,
+    seed: Seed = None,
+    out: OutDirectory = None,
+    output: OutputOption = Output.TABLE,
+    model: ModelName = "auto",
+    api: Api = "chat",
+    api_key_env: ApiKeyEnv = None,
+    block_size: BlockSize = 16,
+    yes: Yes = False,
+) -> None:
+    """Send a recorded workload again, at its own times.
+
+    A line is one request: timestamp (ms) or timestamp_s; then input_length and output_length in tokens with hash_ids
+    (as Mooncake's traces have) or session; or prompt or messages with max_tokens or output. Prompts of lengths are made
+    up, with equal text for equal hash_ids and nothing in common with a replay of another --seed; recorded texts get a
+    first line that names the seed.
+
+    Requests leave when they are due, however slow the answers; how late this client was is in the result. The trace's
+    own hit rate (one unlimited cache) stands beside the achieved one: bench show --definitions.
+
+    Example: dynctl bench replay toolagent_trace.jsonl --speed 2 --duration 10m --out runs/tools
+    """
+    from dynctl.bench.run import Wish
+
+    played = read(trace, speed, duration, block_tokens)
+    wish = Wish(
+        workload=played,
+        load=played.load,
+        duration_s=played.duration_s,
+        seed=seed_or_new(seed),
+        slo=parse_slo(slo),
+        block_size_tokens=block_size,
+    )
+    asked = asked_of(api, api_key_env, model, yes=yes)
+    check_url(url)
+    make_directory(out)
+
+    async def main() -> "tuple[Report, tuple[Record, ...]]":
+        router = Router(url) if url else await find_router(inventory, deployment, local=local)
+        async with get_ready(router, asked, played) as ready:
+            say(
+                f"replay {trace} on {router.url} {ready.target.model}: "
+                f"{len(played.trace.calls)} requests in {wish.duration_s:.0f} s"
+            )
+            with interrupts() as stop:
+                return await ready.play(wish, stop)
+
+    finish(*wait_for(main()), out, output)
+
+
+def read(path: Path, speed: float, duration: str | None, block_tokens: int) -> "Replay":
+    """Read a trace, or the first part of it.
+
+    Raises:
+        UsageError: when the file cannot be read, or a line is no request: with file, line and column.
+    """
+    from dataclasses import replace
+
+    from dynctl.bench.arrivals import parse_duration
+    from dynctl.bench.replay import Replay, first_part
+    from dynctl.planner.trace_lines import read_trace
+
+    until_s = None if duration is None else parse_duration(duration, "--duration")
+    try:
+        with path.open(encoding="utf-8") as lines:
+            trace = read_trace(lines, str(path), block_tokens=block_tokens, keep_texts=True)
+    except (OSError, UnicodeDecodeError) as error:
+        cause = error.strerror if isinstance(error, OSError) else "this is no UTF-8 text"
+        raise UsageError(f"cannot read {path}: {cause}") from error
+    trace = replace(trace, name=path.name)
+    if until_s is not None:
+        trace = first_part(trace, until_s)
+    if not trace.calls:
+        raise UsageError(f"--duration {duration} holds no request of {path}")
+    return Replay(trace, speed)
