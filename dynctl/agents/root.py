@@ -23,7 +23,7 @@ from dynctl.agents.launch import Endpoints
 from dynctl.agents.protocol import EngineWish, HostSlice, RelayWish, RouterUnit
 from dynctl.core.deployment import EngineState
 from dynctl.errors import DynctlError, ExitCode
-from dynctl.files import write_atomic
+from dynctl.files import reason, write_atomic
 
 T = TypeVar("T")
 
@@ -162,9 +162,7 @@ class Root:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         except OSError as error:
-            raise DynctlError(
-                f"secret {path}: {error.strerror}", "run `dynctl up` again"
-            ) from error
+            raise DynctlError(f"secret {path}: {reason(error)}", "run `dynctl up` again") from error
         with os.fdopen(fd, encoding="utf-8") as file:
             return file.read().removesuffix("\n")
 

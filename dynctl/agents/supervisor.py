@@ -31,6 +31,7 @@ from dynctl.agents.unit import Unit
 from dynctl.core.deployment import EngineState
 from dynctl.core.text import clean, is_name
 from dynctl.errors import DynctlError
+from dynctl.files import reason
 
 _log = logging.getLogger("dynctl.agent")
 
@@ -362,7 +363,7 @@ class Supervisor:
         except OSError as error:
             if what not in self._unwritten:
                 _log.warning("%s: %s", what, error)
-            self._degraded[what] = f"cannot be written: {error.strerror}"
+            self._degraded[what] = f"cannot be written: {reason(error)}"
             self._unwritten.add(what)
         else:
             self._degraded.pop(what, None)

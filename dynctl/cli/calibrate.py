@@ -12,6 +12,7 @@ from dynctl.cli.kept import CALIBRATION_PATH, read_calibration
 from dynctl.cli.output import emit, say
 from dynctl.core.units import format_number
 from dynctl.errors import DynctlError, ExitCode
+from dynctl.files import reason
 from dynctl.planner.calibrating import Run
 from dynctl.planner.calibration import Calibration
 from dynctl.planner.pricing import Query
@@ -192,8 +193,9 @@ def _json(path: Path) -> Mapping[str, Any]:
         content = path.read_bytes()
         found = json.loads(content) if len(content) <= MAX_RESULT_BYTES else None
     except (OSError, ValueError, RecursionError) as error:
+        why = reason(error) if isinstance(error, OSError) else error
         raise DynctlError(
-            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}",
+            f"{path} cannot be read: {why}",
             "give result.json files of dynctl bench",
             code=ExitCode.USAGE,
         ) from error

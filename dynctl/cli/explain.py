@@ -18,6 +18,7 @@ from dynctl.cli.options import (
 from dynctl.cli.output import emit, emit_json, say, table
 from dynctl.cli.routers import NothingDecidedError, ask_routers
 from dynctl.core.text import clean
+from dynctl.files import reason
 
 _LAST = "last"
 _HITS = "hits"
@@ -127,7 +128,7 @@ def _read(path: Path, request: str) -> list[dict[str, Any]]:
         files = paths_in(path) if path.is_dir() else [path]
         lines = [line for file in files for line in file.read_bytes().splitlines() if line]
     except OSError as error:
-        raise DynctlError(f"cannot read {path}: {error.strerror}") from error
+        raise DynctlError(f"cannot read {path}: {reason(error)}") from error
     found, num_bad, fault = [], 0, ""
     for line in lines:
         try:

@@ -7,6 +7,7 @@ import typer
 
 from dynctl.cli.output import say
 from dynctl.errors import UsageError
+from dynctl.files import reason
 
 SCHEMA_PATH = ".dynctl/inventory.schema.json"
 
@@ -42,7 +43,7 @@ def command(
         save(directory / SCHEMA_PATH, json_schema())
         write_atomic(target, text.encode(), 0o644)
     except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror}") from error
+        raise UsageError(f"cannot write {target}: {reason(error)}") from error
     where = "" if directory == Path() else f" -i {target}"
     say(f"wrote {target} (example {example})")
     say(f"next: edit it, then dynctl config validate{where}; dynctl plan{where}; dynctl up{where}")

@@ -132,8 +132,10 @@ def run(args: list[str]) -> int:
     except ReaderGoneError:
         return int(ExitCode.OK)
     except OSError as error:
+        from dynctl.files import reason
+
         # What a command expects to fail it explains itself; this is a full disk, a directory of somebody else.
         where = f"{error.filename}: " if error.filename else ""
-        report(DynctlError(f"{where}{error.strerror or error}", _OF_THIS_MACHINE.get(error.errno)))
+        report(DynctlError(f"{where}{reason(error)}", _OF_THIS_MACHINE.get(error.errno)))
         return int(ExitCode.ERROR)
     return result if isinstance(result, int) else int(ExitCode.OK)

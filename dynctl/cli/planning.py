@@ -12,6 +12,7 @@ from dynctl.core.plan import Figure, Plan, PlannedDeployment
 from dynctl.core.text import clean
 from dynctl.core.units import format_number, format_seconds
 from dynctl.errors import PlanError, UsageError
+from dynctl.files import reason
 
 if TYPE_CHECKING:
     from dynctl.inventory.load import Loaded
@@ -82,7 +83,7 @@ def read_traces(given: Sequence[str], inventory: Inventory) -> dict[str, Traced]
             with Path(file).open(encoding="utf-8") as lines:
                 trace = read_trace(lines, Path(file).name)
         except (OSError, UnicodeDecodeError) as error:
-            cause = error.strerror if isinstance(error, OSError) else "this is no UTF-8 text"
+            cause = reason(error) if isinstance(error, OSError) else "this is no UTF-8 text"
             raise UsageError(f"--trace: cannot read {file}: {cause}") from error
         found[name] = Traced(name, trace, look_at(trace))
     return found

@@ -19,6 +19,7 @@ from dynctl.core.plan import Plan
 from dynctl.core.text import clean
 from dynctl.core.units import format_number
 from dynctl.errors import DynctlError, UsageError
+from dynctl.files import reason
 
 if TYPE_CHECKING:
     from dynctl.planner.opinion import Asked, Opinion
@@ -93,7 +94,7 @@ def _run(python: Path, document: bytes, limit_s: float) -> dict[str, Any]:
             start_new_session=True,
         )
     except OSError as error:
-        raise DynctlError(f"{python} cannot be run: {error.strerror or error}", _INSTALL) from error
+        raise DynctlError(f"{python} cannot be run: {reason(error)}", _INSTALL) from error
     with child:
         try:
             out, noise = child.communicate(document, timeout=limit_s)

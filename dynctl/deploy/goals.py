@@ -24,6 +24,7 @@ from dynctl.deploy.slices import (
 from dynctl.deploy.steps import HostGoal
 from dynctl.deploy.tls import ensure_authority, ensure_leaf
 from dynctl.errors import DeployError, ExitCode, InventoryError
+from dynctl.files import reason
 from dynctl.inventory.secrets import reveal
 from dynctl.router.config import ApiKeyHash
 
@@ -173,7 +174,7 @@ def _server_tls(inventory: Inventory, slice_: HostSlice) -> dict[str, bytes]:
                 content = (base / Path(path).expanduser()).read_bytes()
             except OSError as error:
                 raise InventoryError(
-                    f"deployment {unit.deployment}, router: {path}: {error.strerror}",
+                    f"deployment {unit.deployment}, router: {path}: {reason(error)}",
                     "tls_cert and tls_key name files on this machine",
                 ) from error
             files[f"tls/server-{unit.deployment}.{suffix}"] = content

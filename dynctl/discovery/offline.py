@@ -15,6 +15,7 @@ from dynctl.discovery.capture import Capture, read_captures
 from dynctl.discovery.models import read_models
 from dynctl.discovery.survey import Survey
 from dynctl.errors import CommandError, DynctlError, UsageError
+from dynctl.files import reason
 from dynctl.remote.fake import FakeRemote
 from dynctl.remote.port import Remote
 
@@ -52,7 +53,7 @@ def _read(path: Path) -> bytes:
         with path.open("rb") as file:
             content = file.read(MAX_CAPTURE_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}", "--from takes files or directories") from error  # fmt: skip
+        raise UsageError(f"{path}: {reason(error)}", "--from takes files or directories") from error  # fmt: skip
     if len(content) > MAX_CAPTURE_BYTES:
         raise UsageError(f"{path} is larger than {MAX_CAPTURE_BYTES // 1024**2} MiB")
     return content

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dynctl.files import reason
+
 MAX_FILE_BYTES = 64 * 1024
 
 _REFERENCE = re.compile(r"\$(?:(\$)|\{([^{}]*)\}|(\{))")
@@ -99,7 +101,7 @@ def read_text(path_text: str, base: Path) -> str:
     except UnicodeDecodeError as error:
         raise UnresolvedError(f"{path} is no UTF-8 text") from error
     except OSError as error:
-        raise UnresolvedError(f"cannot read {path}: {error.strerror}") from error
+        raise UnresolvedError(f"cannot read {path}: {reason(error)}") from error
 
 
 def _special(

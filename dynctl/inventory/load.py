@@ -16,6 +16,7 @@ from dynctl import registry
 from dynctl.core.inventory import Inventory, SshSettings
 from dynctl.core.text import is_name
 from dynctl.errors import InventoryError
+from dynctl.files import reason
 from dynctl.inventory.build import PlugIns, api_keys_of, deployments_of
 from dynctl.inventory.document import MAX_BYTES, parse
 from dynctl.inventory.explain import problems_of
@@ -101,7 +102,7 @@ def _source(path: Path) -> str:
             content = opened.read(MAX_BYTES + 1)
     except OSError as error:
         raise InventoryError(
-            f"cannot read {path}: {error.strerror}",
+            f"cannot read {path}: {reason(error)}",
             "dynctl init writes one; -i names another",
         ) from error
     if len(content) > MAX_BYTES:

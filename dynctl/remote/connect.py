@@ -209,7 +209,7 @@ class Connector:
                 return await dial(route.host, route.port, route.family)
         except socket.gaierror as error:
             raise ConnectError(
-                f"{name}: cannot resolve {route.host!r}: {error.strerror}",
+                f"{name}: cannot resolve {route.host!r}: {reason(error)}",
                 "correct the host's address in the inventory, or add it to ~/.ssh/config or DNS",
             ) from error
         except ConnectionResetError:

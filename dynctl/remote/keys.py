@@ -12,6 +12,7 @@ from pathlib import Path
 import asyncssh
 
 from dynctl.errors import ConnectError
+from dynctl.files import reason
 
 MAX_KEYS = 3
 
@@ -89,7 +90,7 @@ class KeyRing:
         except OSError as error:
             if held := await asyncio.to_thread(_held, path, list(in_agent)):
                 return held
-            raise ConnectError(f"cannot read the key {path}: {error.strerror}") from error
+            raise ConnectError(f"cannot read the key {path}: {reason(error)}") from error
 
 
 def _expand(text: str) -> Path:

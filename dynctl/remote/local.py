@@ -14,6 +14,7 @@ from pathlib import Path
 from dynctl.core.command import Command, Completed
 from dynctl.core.text import clean
 from dynctl.errors import CommandError, ConnectError, MissingFileError, UnknownOutcomeError
+from dynctl.files import reason
 from dynctl.remote.port import MAX_LINE_BYTES, MAX_OUTPUT_BYTES, check_command, expand, tail
 
 _CHUNK_BYTES = 1024**2
@@ -49,7 +50,7 @@ class LocalRemote:
         try:
             await asyncio.to_thread(_replace, target, content, mode)
         except OSError as error:
-            raise CommandError(f"{self.name}: cannot write {target}: {error.strerror}") from error
+            raise CommandError(f"{self.name}: cannot write {target}: {reason(error)}") from error
 
     async def get(self, path: str, max_bytes: int) -> bytes:
         """Read a file of at most `max_bytes`; see `Remote.get`."""
@@ -59,7 +60,7 @@ class LocalRemote:
         except OSError as error:
             is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
             kind = MissingFileError if is_missing else CommandError
-            raise kind(f"{self.name}: cannot read {source}: {error.strerror}") from error
+            raise kind(f"{self.name}: cannot read {source}: {reason(error)}") from error
         if len(content) > max_bytes:
             raise CommandError(f"{self.name}: {source} is larger than {max_bytes} bytes")
         return content
@@ -117,7 +118,7 @@ class LocalRemote:
             return await _absent(command.argv[0], 126, "permission denied")
         except OSError as error:
             raise CommandError(
-                f"{self.name}: cannot start {command.argv[0]}: {error.strerror}"
+                f"{self.name}: cannot start {command.argv[0]}: {reason(error)}"
             ) from error
 
     async def _each_line(

@@ -14,6 +14,7 @@ import asyncssh
 from dynctl.core.inventory import HostEntry
 from dynctl.core.text import clean
 from dynctl.errors import ConnectError
+from dynctl.files import reason
 
 MAX_HOPS = 8
 
@@ -75,7 +76,7 @@ async def resolve(hop: Hop, config: Path | None) -> Route:
         ) from error
     except OSError as error:
         raise ConnectError(
-            f"{hop.address}: cannot read {error.filename}: {error.strerror}"
+            f"{hop.address}: cannot read {error.filename}: {reason(error)}"
         ) from error
     _check(Hop(route.host, route.user, route.port))
     return route

@@ -8,6 +8,7 @@ from pathlib import Path
 import uvloop
 
 from dynctl.errors import DynctlError, ExitCode, RouterError
+from dynctl.files import reason
 from dynctl.router.config import RouterConfig, parse_config
 from dynctl.router.processes import parse_place
 from dynctl.router.run import Sockets, run_router, run_sibling
@@ -55,7 +56,7 @@ def _load(path: Path) -> RouterConfig:
     try:
         return parse_config(path.read_bytes())
     except OSError as error:
-        raise RouterError(f"cannot read {path}: {error.strerror}") from error
+        raise RouterError(f"cannot read {path}: {reason(error)}") from error
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from dynctl.errors import RouterError
+from dynctl.files import reason
 from dynctl.http1.server import Exchange, Rejection, Request, Server, ServerLimits, serve
 from dynctl.router import admin
 from dynctl.router.admission import at_capacity
@@ -98,7 +99,7 @@ class Entrance:
         try:
             self._servers.append(await serve(self._on_admin, path=path))
         except OSError as error:
-            raise RouterError(f"cannot listen on {path}: {error.strerror or error}") from error
+            raise RouterError(f"cannot listen on {path}: {reason(error)}") from error
 
     def descriptors(self) -> list[int]:
         """Of the clients' listening sockets."""
@@ -327,4 +328,4 @@ def bind_error(config: RouterConfig, error: OSError) -> RouterError:
         return RouterError(
             f"port {port} on {host} is in use{by}", "stop that process, or listen on another port"
         )
-    return RouterError(f"cannot listen on {host}:{port}: {error.strerror or error}")
+    return RouterError(f"cannot listen on {host}:{port}: {reason(error)}")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynctl.errors import EngineError
+from dynctl.files import reason
 
 TAG = "DYNCTL_INCARNATION"
 ROOT_TAG = "DYNCTL_ROOT"
@@ -78,7 +79,7 @@ def spawn(
         )
     except OSError as error:
         raise EngineError(
-            f"cannot start {argv[0]}: {error.strerror}", "check that the program exists there"
+            f"cannot start {argv[0]}: {reason(error)}", "check that the program exists there"
         ) from error
     finally:
         os.close(out)
