@@ -7,6 +7,7 @@ import typer
 
 from dynctl.core.text import clean
 from dynctl.errors import UsageError
+from dynctl.files import make_writable, reason
 
 if TYPE_CHECKING:
     from dynctl.router.config import ApiKeyHash, EngineTarget, RouterConfig
@@ -234,17 +235,11 @@ def parse_engine(text: str, number: int) -> "EngineTarget":
 
 def _log_directory(given: str) -> str:
     """Make the decision log's directory and write there once, so that a mistake shows before requests come."""
-    import tempfile
-
-    from dynctl.files import reason
-
     if not given:
         raise UsageError("--decision-log names no directory", "leave it out, or give a path")
     path = Path(given).absolute()
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path):
-            pass
+        make_writable(path, 0o700)
     except OSError as error:
         raise UsageError(
             f"--decision-log {clean(given)}: cannot write there: {reason(error)}",
@@ -266,7 +261,7 @@ def _read_keys(path: Path) -> "tuple[ApiKeyHash, ...]":
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        raise UsageError(f"cannot read {path}: {reason(error)}") from error
     keys = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
