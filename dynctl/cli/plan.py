@@ -1,5 +1,7 @@
 """`dynctl plan`: lay out pools on the hosts and say what to expect. IO: ssh, files, terminal."""
 
+import errno
+import os
 import shlex
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -16,7 +18,7 @@ from dynctl.cli.session import ask_about_keys, load
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import Inventory
 from dynctl.core.plan import Plan, PlannedDeployment
-from dynctl.errors import DynctlError, PlanError
+from dynctl.errors import DynctlError, PlanError, UsageError
 
 if TYPE_CHECKING:
     from dynctl.cli.planning import Outcome, Traced
@@ -122,6 +124,7 @@ def command(
     """
     from dynctl.cli import planning
 
+    _check_out(out)
     second = find_python(predictor_python) if predictor is not None else None
     if python_topology is not None:
         wanted = planning.load_python(python_topology).inventory
@@ -243,9 +246,35 @@ async def _survey(wanted: Inventory, captures: list[str]) -> "Case":
         return Case(topology, found.inventory, found.models, found.configs, calibration)
 
 
+def _check_out(out: Path | None) -> None:
+    """Refuse, before any host is asked, what cannot be written; a directory that is not there may be mistyped.
+
+    Raises:
+        UsageError: names the directory.
+    """
+    if out is None:
+        return
+    place = Path(os.path.realpath(out))
+    if place.is_dir():
+        raise UsageError(f"--out {out} is a directory", f"name a file: --out {out / 'plan.yaml'}")
+    if place.exists() and not place.is_file():
+        # Replaced by a file, a device would be gone for everybody.
+        raise UsageError(f"--out {out} is no file", "-o yaml prints the plan")
+    if not place.parent.is_dir():
+        raise UsageError(
+            f"--out {out}: there is no directory {place.parent}",
+            f"make it (mkdir -p {shlex.quote(str(place.parent))}), or name a file elsewhere",
+        )
+    if not os.access(place.parent, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"--out {out}: cannot write in {place.parent}: {os.strerror(errno.EACCES)}",
+            "name a file elsewhere",
+        )
+
+
 def _write(path: Path, plan: Plan) -> bool:
     """Write the plan unless the file already holds these bytes; return whether it changed."""
-    from dynctl.files import write_atomic
+    from dynctl.files import rewrite
     from dynctl.planner.text import to_yaml
 
     content = to_yaml(plan).encode()
@@ -257,9 +286,9 @@ def _write(path: Path, plan: Plan) -> bool:
         return False
     if _is_edited(before, path):
         kept = path.with_name(path.name + ".edited")
-        write_atomic(kept, before, 0o644)
+        rewrite(kept, before)
         say(f"{path} had been edited by hand: kept as {kept}")
-    write_atomic(path, content, 0o644)
+    rewrite(path, content)
     return True
 
 

@@ -147,7 +147,7 @@ def _read_or_make(
     path: Path, found: "Survey", calibration: "Calibration", *, must_exist: bool
 ) -> Plan:
     from dynctl.deploy.up import refuse_missing
-    from dynctl.files import write_atomic
+    from dynctl.files import rewrite
     from dynctl.planner.check import refuse_simulated
     from dynctl.planner.faults import PlanFaultsError
     from dynctl.planner.text import from_yaml, located, to_yaml
@@ -161,7 +161,7 @@ def _read_or_make(
         _refuse_failures(found.topology)
         plan = found.plan(calibration)
         refuse_simulated(plan, found.topology)
-        write_atomic(path, to_yaml(plan).encode(), 0o644)
+        rewrite(path, to_yaml(plan).encode())
         say(f"wrote {path}")
         return plan
     written = from_yaml(text, str(path))

@@ -85,6 +85,25 @@ def test_an_edited_plan_is_kept_when_a_new_one_is_made(tmp_path, capsys):
     assert "kept as" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("out", "why"),
+    [
+        ("new/dir/plan.yaml", "there is no directory {}/new/dir"),
+        ("here", "--out here is a directory"),
+        ("/dev/null", "--out /dev/null is no file"),
+        ("inventory.yaml/plan.yaml", "there is no directory {}/inventory.yaml"),
+    ],
+)
+def test_where_no_plan_can_be_written_is_said_before_hosts_are_asked(tmp_path, capsys, out, why):
+    inventory(tmp_path, kind="vllm", model="/nowhere/m", more="      python: /usr/bin/python3")
+    (tmp_path / "here").mkdir()
+
+    assert run(["plan", "--out", out]) == 2
+
+    assert why.format(tmp_path) in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("output", ["json", "yaml"])
 def test_plan_prints_for_programs_on_stdout_alone(tmp_path, capsys, output):
     inventory(tmp_path)
