@@ -157,14 +157,17 @@ _ENGINE_TOTALS = {
     "external_queries_tokens_total": ("vllm:external_prefix_cache_queries_total",),
     "external_hits_tokens_total": ("vllm:external_prefix_cache_hits_total",),
     "preemptions_total": ("vllm:num_preemptions_total",),
+    "transfer_bytes_total": ("vllm:nixl_bytes_transferred_sum",),
+    "transfers_failed_total": ("vllm:nixl_num_failed_transfers_total",),
 }
 _ENGINE_KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 _ENGINE_TTFT = ("vllm:time_to_first_token_seconds",)
+_ENGINE_TRANSFER = ("vllm:nixl_xfer_time_seconds",)
 _ENGINE_ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 ENGINE_NAMES = (
     frozenset(name for names in _ENGINE_TOTALS.values() for name in names)
     | frozenset(_ENGINE_KV_USAGE)
-    | histogram_names(*_ENGINE_TTFT, *_ENGINE_ITL)
+    | histogram_names(*_ENGINE_TTFT, *_ENGINE_ITL, *_ENGINE_TRANSFER)
 )
 """All that `engine_sample` looks at."""
 
@@ -217,6 +220,7 @@ def engine_sample(text: str, id: str, incarnation: str) -> EngineSample:  # noqa
         kv_usage_ratio=mean(scrape, *_ENGINE_KV_USAGE),
         ttft_s=histogram(scrape, *_ENGINE_TTFT),
         itl_s=histogram(scrape, *_ENGINE_ITL),
+        transfer_s=histogram(scrape, *_ENGINE_TRANSFER),
         **totals,
     )
 

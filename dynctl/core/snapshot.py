@@ -50,6 +50,10 @@ class EngineSample:
     preemptions_total: float | None = None
     ttft_s: Histogram | None = None
     itl_s: Histogram | None = None
+    transfer_s: Histogram | None = None
+    """KV pulled from prefill engines (NIXL): how long each transfer took."""
+    transfer_bytes_total: float | None = None
+    transfers_failed_total: float | None = None
     age_s: float = 0.0
 
 

@@ -110,6 +110,29 @@ class SteadyAgent:
             await self.close()
             raise
 
+    async def ask_router(self, unit_id: str, target: str) -> bytes:
+        """Return what a router's admin socket answers, over the connection of `sample`.
+
+        Raises:
+            DynctlError: when it cannot be asked.
+        """
+        return await self._connected().ask_router(unit_id, target)
+
+    async def log_lines(self, unit_id: str, count: int) -> list[str]:
+        """Return the last lines of a unit's output, over the connection of `sample`.
+
+        Raises:
+            DynctlError: when they cannot be read.
+        """
+        async with self._connected().logs(unit_id, count) as pieces:
+            text = b"".join([piece async for piece in pieces])
+        return text.decode("utf-8", "replace").splitlines()
+
+    def _connected(self) -> AgentClient:
+        if self._client is None:
+            raise ConnectError(f"{self._entry.name}: no agent answers")
+        return self._client
+
     async def close(self) -> None:
         """End the connection; a later `sample` opens another."""
         stack, self._stack, self._client = self._stack, AsyncExitStack(), None

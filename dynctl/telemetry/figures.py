@@ -48,6 +48,20 @@ class EngineFigures:
     gpu_memory_bytes: int | None = None
     gpu_power_w: float | None = None
     gpu_temperature_celsius: float | None = None
+    pid: int | None = None
+    started_unix_s: float | None = None
+    seen: str = ""
+    """What one that starts was last found to lack."""
+    transfer: Latency | None = None
+    """KV pulled from prefill engines: how long one transfer took, …"""
+    transfer_bytes_s: float | None = None
+    transfers_failed_total: float | None = None
+    """… and how many failed since its start."""
+
+    @property
+    def tokens_s(self) -> float | None:
+        """The tokens it is there for: of prompts where it only prefills, else generated ones."""
+        return self.prompt_tokens_s if self.role == "prefill" else self.output_tokens_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +145,8 @@ class DeploymentFigures:
     caches: CacheFigures | None = None
     findings: tuple[tuple[str, str], ...] = ()
     """What routers find wrong: engine (empty: the router itself) and cause."""
+    routers: tuple[str, ...] = ()
+    """Those that answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +157,8 @@ class HostFigures:
     age_s: float
     error: str
     gpus: tuple[GpuSample, ...]
+    units: tuple[tuple[str, str], ...] = ()
+    """Id and kind (`engine`, `router`, `relay`) of what it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +206,12 @@ def summarize(snapshot: Snapshot, history: History, slo: Slo | None = None) -> O
         )
         for name in names
     ]
-    hosts = tuple(HostFigures(h.host_name, h.age_s, h.error, h.gpus) for h in snapshot.hosts)
+    hosts = tuple(
+        HostFigures(
+            h.host_name, h.age_s, h.error, h.gpus, tuple((unit.id, unit.kind) for unit in h.units)
+        )
+        for h in snapshot.hosts
+    )
     return Overview(
         snapshot.cluster,
         snapshot.taken_unix_s,
@@ -222,6 +245,9 @@ def _engine(host: HostSnapshot, unit: UnitStatus, history: History) -> EngineFig
         num_restarts=unit.num_restarts,
         last_error=unit.last_error,
         gpu_indices=tuple(gpu.index for gpu in gpus),
+        pid=unit.pid,
+        started_unix_s=unit.started_unix_s,
+        seen=unit.seen,
     )
     if age_s > STALE_S:
         # A host that does not answer leaves its engines' state unknown; one late scrape does not.
@@ -256,6 +282,9 @@ def _live(sample: EngineSample, history: History) -> dict[str, Any]:
         "prompt_tokens_s": series.rate("prompt_tokens_total"),
         "output_tokens_s": series.rate("generation_tokens_total"),
         "preemptions_s": series.rate("preemptions_total"),
+        "transfer": latency(series.observed("transfer_s")),
+        "transfer_bytes_s": series.rate("transfer_bytes_total"),
+        "transfers_failed_total": sample.transfers_failed_total,
     }
 
 
@@ -326,6 +355,7 @@ def _deployment(
         lost_cold_ratio=_ratio(grown("cold_tokens_total"), grown("prompt_tokens_total")),
         moved=_moved(routers, rate),
         caches=_caches(routers),
+        routers=tuple(sorted(router.id for router in routers)),
         findings=tuple(sorted({found for router in routers for found in router.findings})),
     )
 
@@ -354,32 +384,6 @@ def _caches(routers: Sequence[RouterSample]) -> CacheFigures | None:
         int(least.caches_untold or 0),
         int(least.index_blocks or 0),
     )
-
-
-def trend_values(overview: Overview) -> dict[str, float | None]:
-    """Name the figures whose course is drawn: `engine:ID:itl_p99` and the like."""
-    values: dict[str, float | None] = {}
-    for engine in overview.engines:
-        values |= _latencies(f"engine:{engine.id}", engine.ttft, engine.itl)
-    for pool in overview.pools:
-        values |= _latencies(f"pool:{pool.deployment}:{pool.role}", pool.ttft, pool.itl)
-    for deployment in overview.deployments:
-        key = f"deployment:{deployment.name}"
-        values |= _latencies(key, deployment.ttft, deployment.itl)
-        values[f"{key}:requests_s"] = deployment.requests_s
-        values[f"{key}:output_tokens_s"] = deployment.output_tokens_s
-        values[f"{key}:prompt_tokens_s"] = deployment.prompt_tokens_s
-        values[f"{key}:hit"] = _first(deployment.predicted_hit_ratio, deployment.reported_hit_ratio)
-    return values
-
-
-def _latencies(key: str, ttft: Latency | None, itl: Latency | None) -> dict[str, float | None]:
-    return {
-        f"{key}:ttft_p50": ttft.p50_s if ttft else None,
-        f"{key}:ttft_p99": ttft.p99_s if ttft else None,
-        f"{key}:itl_p50": itl.p50_s if itl else None,
-        f"{key}:itl_p99": itl.p99_s if itl else None,
-    }
 
 
 def _present(values: Iterable[float | None]) -> list[float]:

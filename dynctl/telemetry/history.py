@@ -5,7 +5,7 @@ Not here: polling, clocks (times are passed in, monotonic seconds), what is wort
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -237,29 +237,3 @@ class History:
     def of(self, sample_id: str) -> Series:
         """Return the series of an engine or router; an empty one when it was never seen."""
         return self._series.get(sample_id) or Series()
-
-
-class Trends:
-    """Short rings of shown figures, for sparklines; None marks a moment without a figure."""
-
-    __slots__ = ("_length", "_rings")
-
-    def __init__(self, length: int = 240) -> None:
-        self._length = length
-        self._rings: dict[str, deque[float | None]] = {}
-
-    def push(self, values: Mapping[str, float | None]) -> None:
-        """Add one moment: a figure per key. Keys that no longer occur are forgotten."""
-        self._rings = {key: self._rings.get(key) or deque(maxlen=self._length) for key in values}
-        for key, value in values.items():
-            self._rings[key].append(value)
-
-    def copy(self) -> "Trends":
-        """Return trends that stay as they are now."""
-        held = Trends(self._length)
-        held._rings = {key: ring.copy() for key, ring in self._rings.items()}
-        return held
-
-    def of(self, key: str) -> tuple[float | None, ...]:
-        """Return the ring of a key, oldest first; empty when there is none."""
-        return tuple(self._rings.get(key, ()))

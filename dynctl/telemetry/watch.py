@@ -13,14 +13,16 @@ from typing import Protocol, Self
 from dynctl.core.snapshot import HostSnapshot, Snapshot
 from dynctl.errors import DynctlError
 from dynctl.files import reason
+from dynctl.telemetry.answers import Answers, Asks
+from dynctl.telemetry.inquiry import UnitSource, inquire
 
 PERIOD_S = 1.0
 ANSWER_TIMEOUT_S = 5.0
 """A host that has not answered by then is reported as such, and asked again."""
 
 
-class Source(Protocol):
-    """Something that reports one host, such as `AgentClient`."""
+class Source(UnitSource, Protocol):
+    """Something that reports one host, such as `SteadyAgent`."""
 
     async def sample(self) -> HostSnapshot:
         """Return the host now; raises DynctlError when it cannot be asked."""
@@ -89,6 +91,20 @@ class Watch:
             if task.done():
                 task.result()
         return self._snapshot()
+
+    async def answer(self, asks: Asks) -> Answers:
+        """Ask what a screen needs beyond snapshots, of the hosts that answered last time; what fails is told with its cause."""
+        hosts = {
+            name: source
+            for name, source in self._sources.items()
+            if not isinstance(source, DynctlError) and not self._known[name].error
+        }
+        routers = {
+            router.id: source
+            for name, source in hosts.items()
+            for router in self._known[name].host.routers
+        }
+        return await inquire(asks, routers, hosts)
 
     async def _first_answers(self) -> None:
         try:

@@ -94,19 +94,6 @@ def _eighth(value: float | None, ceiling: float) -> str:
     return EIGHTHS[max(1, min(8, math.ceil(value / ceiling * 8)))]
 
 
-def plot(values: Sequence[float | None], width: int, height: int, top: float) -> list[str]:
-    """Draw a course as columns of eighth blocks, `height` lines from top to bottom, newest at the right."""
-    recent = list(values)[-width:]
-    rows = []
-    for row in reversed(range(height)):
-        text = ""
-        for value in recent:
-            filled = 0.0 if value is None or top <= 0 else min(1.0, value / top) * height - row
-            text += EIGHTHS[max(0, min(8, round(filled * 8)))]
-        rows.append(text.rjust(width))
-    return rows
-
-
 def beside(left: Sequence[Line], right: Sequence[Line], width: int, gap: int = 2) -> list[Line]:
     """Put two blocks side by side, sharing the width evenly."""
     left_width = (width - gap) // 2

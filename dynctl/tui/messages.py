@@ -3,6 +3,7 @@
 from textual.message import Message
 
 from dynctl.core.snapshot import Snapshot
+from dynctl.telemetry.answers import Answers, Asks
 
 
 class SnapshotTaken(Message):
@@ -11,4 +12,13 @@ class SnapshotTaken(Message):
     def __init__(self, snapshot: Snapshot, now_s: float) -> None:
         self.snapshot = snapshot
         self.now_s = now_s
+        super().__init__()
+
+
+class Answered(Message):
+    """What the shown screen had asked."""
+
+    def __init__(self, asks: Asks, answers: Answers) -> None:
+        self.asks = asks
+        self.answers = answers
         super().__init__()

@@ -1,29 +1,60 @@
-"""What the screen is made from: figures, trends, events, and what the person at the keyboard chose. Pure."""
+"""What the screen is made from: figures, courses, events, answers, and what the person at the keyboard chose. Pure."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
+from dynctl.telemetry.answers import Answers
 from dynctl.telemetry.events import Event
 from dynctl.telemetry.figures import DeploymentFigures, EngineFigures, Overview
-from dynctl.telemetry.history import Trends
+from dynctl.telemetry.traces import Trace
+from dynctl.telemetry.trends import WINDOWS, Trends, Window
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the person is on one screen."""
+
+    cursor: int = 0
+    """Row of its table."""
+    sort: int = 0
+    """Which of its orders."""
+    is_reversed: bool = False
+    filter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
     """What the person chose; kept over snapshots."""
 
-    cursor: int = 0
-    """Row of the engine table."""
-    sort: int = 0
-    """Index into SORTS."""
-    is_reversed: bool = False
-    filter: str = ""
+    screen: str = "overview"
+    opened: str = ""
+    """The engine that is looked at on its own; empty: none."""
+    place: Place = field(default_factory=Place)
+    left: Mapping[str, Place] = field(default_factory=dict)
+    """Where the person was on other screens."""
+    window: int = 1
+    """Index into WINDOWS."""
+    metric: int = 0
+    """Which figure a plot or heat map shows."""
+    deployment: int = 0
+    """Which deployment the top lines show."""
     is_typing: bool = False
     """The filter is being typed."""
     is_paused: bool = False
     is_helping: bool = False
-    deployment: int = 0
-    """Which deployment the top lines show."""
+
+    def at(self, screen: str) -> "Choices":
+        """Go to a screen, back to where the person was on it."""
+        if screen == self.screen:
+            return replace(self, opened="")
+        left = {**self.left, self.screen: self.place}
+        return replace(
+            self, screen=screen, opened="", left=left, place=left.get(screen, Place()), metric=0
+        )
+
+    def placed(self, **changed: int | bool | str) -> "Choices":
+        """Change where the person is on this screen."""
+        return replace(self, place=replace(self.place, **changed))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +65,12 @@ class View:
     trends: Trends
     events: tuple[Event, ...] = ()
     choices: Choices = field(default_factory=Choices)
+    answers: Answers | None = None
+    """To what the screen asked beyond snapshots; None: nothing came yet."""
+    traces: tuple[Trace, ...] = ()
+    """Requests seen while somebody looked, newest first."""
+    room: int = 21
+    """Lines a screen has."""
 
     @property
     def deployment(self) -> DeploymentFigures | None:
@@ -41,24 +78,30 @@ class View:
         shown = self.overview.deployments if self.overview else ()
         return shown[self.choices.deployment % len(shown)] if shown else None
 
+    @property
+    def window(self) -> Window:
+        """How far back plots go."""
+        return WINDOWS[self.choices.window]
+
+    def engine(self, engine_id: str) -> EngineFigures | None:
+        """Find an engine."""
+        known = self.overview.engines if self.overview else ()
+        return next((engine for engine in known if engine.id == engine_id), None)
+
     def engines(self) -> list[EngineFigures]:
         """The engines to list: filtered and sorted."""
-        chosen = self.choices
-        listed = [
-            e for e in (self.overview.engines if self.overview else ()) if matches(e, chosen.filter)
-        ]
-        key = SORTS[chosen.sort][1]
-        if key is None:
-            return listed[::-1] if chosen.is_reversed else listed
-        known = [e for e in listed if key(e) is not None]
-        unknown = [e for e in listed if key(e) is None]
-        # Figures that are not known come last either way.
-        return sorted(known, key=key, reverse=not chosen.is_reversed) + unknown  # type: ignore[arg-type]
+        place = self.choices.place
+        known = self.overview.engines if self.overview else ()
+        listed = [e for e in known if passes(engine_fields(e), place.filter)]
+        return in_order(listed, SORTS[place.sort % len(SORTS)][1], is_reversed=place.is_reversed)
 
-
-def tokens_s(engine: EngineFigures) -> float | None:
-    """The tokens an engine is there for: of prompts when it only prefills, else generated ones."""
-    return engine.prompt_tokens_s if engine.role == "prefill" else engine.output_tokens_s
+    def requests(self) -> list[Trace]:
+        """The requests of the shown deployment that pass the filter, newest first."""
+        known = self.overview.engines if self.overview else ()
+        name = self.deployment.name if self.deployment else ""
+        mine = {engine.id for engine in known if engine.deployment == name}
+        wanted = self.choices.place.filter
+        return [t for t in self.traces if t.engine in mine and passes(trace_fields(t), wanted)]
 
 
 Key = Callable[[EngineFigures], float | None]
@@ -71,16 +114,28 @@ SORTS: tuple[tuple[str, Key | None], ...] = (
     ("HIT%", lambda e: e.hit_ratio),
     ("TTFT99", lambda e: e.ttft.p99_s if e.ttft else None),
     ("ITL99", lambda e: e.itl.p99_s if e.itl else None),
-    ("TOK/S", tokens_s),
+    ("TOK/S", lambda e: e.tokens_s),
     ("UTIL", lambda e: e.gpu_util_ratio),
     ("AGE", lambda e: e.age_s),
 )
 """Orders of the engine table, largest first."""
 
 
-def matches(engine: EngineFigures, wanted: str) -> bool:
-    """Tell whether an engine passes a filter: words that all occur; `!word` must not; `host=x`, `role=x`, `state=x`."""
-    fields = {
+def in_order(
+    listed: Iterable[EngineFigures], key: Key | None, *, is_reversed: bool
+) -> list[EngineFigures]:
+    """Sort, largest first; figures that are not known come last either way."""
+    if key is None:
+        return list(listed)[::-1] if is_reversed else list(listed)
+    keyed = [(key(engine), engine) for engine in listed]
+    known = [(value, engine) for value, engine in keyed if value is not None]
+    known.sort(key=lambda one: one[0], reverse=not is_reversed)
+    return [engine for _, engine in known] + [engine for value, engine in keyed if value is None]
+
+
+def engine_fields(engine: EngineFigures) -> Mapping[str, str]:
+    """What a filter looks at in an engine."""
+    return {
         "engine": engine.id,
         "host": engine.host_name,
         "role": engine.role,
@@ -88,6 +143,22 @@ def matches(engine: EngineFigures, wanted: str) -> bool:
         "state": engine.state,
         "deployment": engine.deployment,
     }
+
+
+def trace_fields(trace: Trace) -> Mapping[str, str]:
+    """What a filter looks at in a request."""
+    return {
+        "id": trace.id,
+        "engine": f"{trace.prefill} {trace.engine}",
+        "key": trace.route_key,
+        "state": trace.outcome or "runs",
+        "link": trace.link,
+        "path": trace.path,
+    }
+
+
+def passes(fields: Mapping[str, str], wanted: str) -> bool:
+    """Tell whether a row passes a filter: words that all occur; `!word` must not; `host=x` looks at one field."""
     for term in wanted.lower().split():
         is_inverse = term.startswith("!")
         key, equals, value = term.removeprefix("!").partition("=")

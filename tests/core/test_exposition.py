@@ -40,6 +40,7 @@ def test_engine_sample_of_an_aggregated_engine():
     assert sample.ttft_s.counts[-1] == 63.0
     assert sample.ttft_s.total == pytest.approx(4.566778)
     assert sample.itl_s.counts[-1] == 2805.0
+    assert (sample.transfer_s, sample.transfer_bytes_total) == (None, None)
 
 
 def test_engine_sample_of_a_decode_engine_sees_transferred_tokens():
@@ -47,6 +48,10 @@ def test_engine_sample_of_a_decode_engine_sees_transferred_tokens():
 
     assert sample.external_queries_tokens_total > 0
     assert 0 < sample.external_hits_tokens_total <= sample.external_queries_tokens_total
+    assert sample.transfer_s.counts[-1] == 6.0
+    assert sample.transfer_s.total == pytest.approx(0.336931)
+    assert sample.transfer_bytes_total == 6 * 2**20
+    assert sample.transfers_failed_total == 0.0
 
 
 def test_missing_families_are_none_not_zero():

@@ -53,6 +53,49 @@ def test_a_lost_agent_is_reached_anew_at_the_next_sample(monkeypatch):
     assert closed == [1, 3]
 
 
+def test_units_are_asked_over_the_connection_of_samples_and_a_refusal_does_not_end_it(monkeypatch):
+    class Client:
+        async def sample(self):
+            return HostSnapshot("a")
+
+        async def ask_router(self, unit_id, target):
+            if unit_id != "r0":
+                raise ConnectError(f"no router {unit_id}")
+            return f"{unit_id}{target}".encode()
+
+        @asynccontextmanager
+        async def logs(self, unit_id, tail):
+            async def pieces():
+                for piece in (b"one\nt", b"wo\n", f"last of {tail} of {unit_id}".encode()):
+                    yield piece
+
+            yield pieces()
+
+    opened = []
+
+    @asynccontextmanager
+    async def open_agent(entry, remote, inventory):
+        opened.append(entry.name)
+        yield Client()
+
+    monkeypatch.setattr(reach, "open_agent", open_agent)
+
+    async def scenario():
+        agent = SteadyAgent(HostEntry("a", "a"), None, Inventory("c", ()))
+        with pytest.raises(ConnectError, match="a: no agent answers"):
+            await agent.log_lines("e0", 3)
+        await agent.sample()
+        with pytest.raises(ConnectError, match="no router r1"):
+            await agent.ask_router("r1", "/hits")
+        found = await agent.ask_router("r0", "/hits"), await agent.log_lines("e0", 3)
+        await agent.sample()
+        await agent.close()
+        return found
+
+    assert asyncio.run(scenario()) == (b"r0/hits", ["one", "two", "last of 3 of e0"])
+    assert opened == ["a"]
+
+
 def test_agents_are_given_in_the_order_of_the_inventory_whichever_answers_first(monkeypatch):
     first = asyncio.Event()
 

@@ -17,9 +17,9 @@ from dynctl.telemetry.figures import (
     CacheFigures,
     MovedFigures,
     summarize,
-    trend_values,
 )
 from dynctl.telemetry.history import History
+from dynctl.telemetry.trends import trend_values
 
 BOUNDS = (0.1, 0.2, 0.4)
 

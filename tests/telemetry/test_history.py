@@ -10,7 +10,6 @@ from dynctl.core.snapshot import EngineSample, Histogram, HostSnapshot, Snapshot
 from dynctl.telemetry.history import (
     History,
     Series,
-    Trends,
     latency,
     merge,
     quantile,
@@ -194,13 +193,3 @@ def test_history_forgets_what_is_long_gone():
 
     assert history.of("e").rate("generation_tokens_total") is None
     assert not history._series
-
-
-def test_trends_keep_gaps_and_drop_keys_that_are_gone():
-    trends = Trends(length=3)
-    for value in (1.0, 2.0, None, 4.0):
-        trends.push({"a": value, "b": 0.0})
-    trends.push({"a": 5.0})
-
-    assert trends.of("a") == (None, 4.0, 5.0)
-    assert trends.of("b") == ()

@@ -40,6 +40,9 @@ def engine(name, tick, ttft_s=0.15, itl_s=None):
         preemptions_total=0.0,
         ttft_s=histogram([ttft_s] * 10, tick),
         itl_s=histogram([itl_s] * 10, tick) if itl_s else None,
+        transfer_s=histogram([0.004] * 10, tick) if itl_s else None,
+        transfer_bytes_total=50.0 * 2**20 * tick if itl_s else None,
+        transfers_failed_total=2.0 if itl_s else None,
     )
 
 

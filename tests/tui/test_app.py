@@ -8,7 +8,10 @@ import pytest
 
 from dynctl.core.workload import Slo
 from dynctl.errors import ConnectError
+from dynctl.telemetry.answers import Answers
+from dynctl.telemetry.traces import Told
 from dynctl.tui.app import TopApp
+from dynctl.tui.messages import SnapshotTaken
 
 
 def screen_of(app):
@@ -17,30 +20,40 @@ def screen_of(app):
     return ["".join(segment.text for segment in app.canvas.render_line(y)) for y in range(height)]
 
 
-def source(*taken, then=None):
-    """Snapshots that arrive at once; then an error, or silence."""
+class Watched:
+    """Snapshots that arrive at once; then an error, or silence. Answers with what `answers` makes of an ask."""
 
+    def __init__(self, taken, then, answers):
+        self.taken, self.then, self.answers = taken, then, answers
+        self.asked = []
+
+    async def __aiter__(self):
+        for one in self.taken:
+            yield one
+            await asyncio.sleep(0.01)
+        if self.then is not None:
+            raise self.then
+        await asyncio.Event().wait()
+
+    async def answer(self, asks):
+        self.asked.append(asks)
+        return self.answers(asks)
+
+
+def source(*taken, then=None, answers=lambda _: Answers()):
     @asynccontextmanager
     async def open_():
-        async def stream():
-            for one in taken:
-                yield one
-                await asyncio.sleep(0.01)
-            if then is not None:
-                raise then
-            await asyncio.Event().wait()
-
-        stream_ = stream()
-        yield stream_
-        await stream_.aclose()
+        yield Watched(taken, then, answers)
 
     return open_
 
 
-def pilot(scenario, *taken, size=(80, 24), then=None):
+def pilot(scenario, *taken, size=(80, 24), then=None, answers=lambda _: Answers()):
     async def main():
         clock = itertools.count(1.0)
-        app = TopApp(source(*taken, then=then), Slo(500.0, 40.0), lambda: next(clock))
+        app = TopApp(
+            source(*taken, then=then, answers=answers), Slo(500.0, 40.0), lambda: next(clock)
+        )
         async with app.run_test(size=size) as driver:
             await settle(app, driver, len(taken))
             return await scenario(app, driver)
@@ -112,7 +125,7 @@ def test_keys_move_sort_filter_and_help(snapshots):
     assert "sort: RUN ▼" in found["sorted"]
     assert "filter: prefill" in found["filtered"]
     assert "chat-decode-0" not in found["filtered"]
-    assert "move the cursor" in found["help"]
+    assert "move; first, last row" in found["help"]
 
 
 def test_a_held_picture_stands_still_while_collecting_goes_on(snapshots):
@@ -121,8 +134,6 @@ def test_a_held_picture_stands_still_while_collecting_goes_on(snapshots):
         before = screen_of(app)
         for tick in range(3, 30):
             app._ledger.take(snapshots(tick), float(tick))
-        from dynctl.tui.messages import SnapshotTaken
-
         app.post_message(SnapshotTaken(snapshots(30, num_decode=6), 30.0))
         await driver.pause()
         held = screen_of(app)
@@ -214,3 +225,127 @@ def test_no_color_is_followed(snapshots, monkeypatch):
 
     assert no_color
     assert "ENGINE" in everything
+
+
+def pressing(*keys):
+    """The screen after each key, and the app's choices at the end."""
+
+    async def scenario(app, driver):
+        screens = []
+        for key in keys:
+            await driver.press(key)
+            screens.append("\n".join(screen_of(app)))
+        return screens, app._latest.choices
+
+    return scenario
+
+
+def test_digits_lead_from_screen_to_screen(snapshots):
+    screens, _ = pilot(pressing(*"1234567"), snapshots(1), snapshots(2), snapshots(3))
+
+    for screen, expected in zip(
+        screens,
+        (
+            "ENGINE",
+            "verdict",
+            "GPU use",
+            "HIT RATE",
+            "in flight",
+            "chat-router  on gpu-01",
+            "events",
+        ),
+        strict=True,
+    ):
+        assert expected in screen
+
+
+def test_enter_opens_an_engine_and_esc_comes_back_to_its_row(snapshots):
+    (_, opened, closed), choices = pilot(
+        pressing("j", "enter", "escape"), snapshots(1), snapshots(2)
+    )
+
+    assert "chat-decode-0 UP" in opened
+    assert "▸chat-decode-0" in closed
+    assert choices.place.cursor == 1
+
+
+async def until_shown(app, driver, wanted):
+    """Wait for a text on the screen."""
+    for _ in range(3000):
+        found = "\n".join(screen_of(app))
+        if wanted in found:
+            return found
+        await driver.pause(0.01)
+    raise AssertionError(f"{wanted!r} is not shown in\n{found}")
+
+
+def test_a_screen_is_asked_for_what_it_needs_and_the_overview_for_nothing(snapshots):
+    def answers(asks):
+        return Answers(logs={name: (f"INFO line of {name[1]}",) for name in asks.logs})
+
+    async def scenario(app, driver):
+        await driver.pause(0.05)
+        before = list(app._watched.asked)
+        await driver.press("j", "enter")
+        shown = await until_shown(app, driver, "INFO line of chat-decode-0")
+        return before, app._watched.asked[0], shown
+
+    before, asked, _ = pilot(scenario, snapshots(1), snapshots(2), answers=answers)
+
+    assert before == []
+    assert asked.logs == (("gpu-02", "chat-decode-0"),)
+
+
+def test_requests_appear_as_routers_tell_of_them(snapshots):
+    told = Told("r", "whole", "chat-decode-0", 1.7e9, shown_id="abcdef12", prompt_tokens=77)
+
+    async def scenario(app, driver):
+        await driver.press("5")
+        return await until_shown(app, driver, "abcdef12")
+
+    shown = pilot(
+        scenario, snapshots(1), snapshots(2), answers=lambda _: Answers(decisions=(told,))
+    )
+
+    assert "runs" in shown or "77" in shown
+
+
+def test_a_held_picture_keeps_answers_but_those_a_new_screen_needs_come(snapshots):
+    numbers = itertools.count()
+
+    def answers(asks):
+        number = next(numbers)
+        return Answers(logs={name: (f"answer {number} of {name[1]}",) for name in asks.logs})
+
+    async def scenario(app, driver):
+        await driver.press("6")
+        await until_shown(app, driver, "answer 0 of chat-router")
+        await driver.press("space")
+        app._has_asks.set()
+        while app._latest.answers.logs == app._shown.answers.logs:
+            await driver.pause(0.01)
+        held = "\n".join(screen_of(app))
+        await driver.press("greater_than_sign")
+        other = await until_shown(app, driver, "of chat-decode-0")
+        return held, other
+
+    held, other = pilot(scenario, snapshots(1), snapshots(2), answers=answers)
+
+    assert "answer 0 of chat-router" in held
+    assert "‖ paused" in other
+
+
+def test_while_nobody_looks_it_is_drawn_less_often_and_at_once_when_somebody_does(snapshots):
+    async def scenario(app, driver):
+        drawn = []
+        app.on_app_blur()
+        show = app.canvas.show
+        app.canvas.show = lambda lines: (drawn.append(1), show(lines))
+        for tick in range(3, 13):
+            app.post_message(SnapshotTaken(snapshots(tick), float(tick)))
+            await driver.pause()
+        blurred = len(drawn)
+        app.on_app_focus()
+        return blurred, len(drawn)
+
+    assert pilot(scenario, snapshots(1), snapshots(2)) == (2, 3)

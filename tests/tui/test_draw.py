@@ -16,7 +16,6 @@ from dynctl.tui.draw import (
     milliseconds,
     percent,
     plain,
-    plot,
     spark,
     width_of,
 )
@@ -53,22 +52,6 @@ def test_a_sparkline_keeps_gaps_and_fills_from_the_right():
 @given(st.lists(st.none() | st.floats(0, 1e9), max_size=300), st.integers(1, 80))
 def test_a_sparkline_has_exactly_its_width(values, width):
     assert len(spark(values, width)) == width
-
-
-def test_a_plot_stacks_blocks():
-    assert plot([0.0, 1.0, 2.0], 3, 2, 2.0) == ["  █", " ██"]
-
-
-@given(
-    st.lists(st.none() | st.floats(0, 1e6), max_size=50),
-    st.integers(1, 30),
-    st.integers(0, 9),
-    st.floats(0, 1e6),
-)
-def test_a_plot_has_exactly_its_size(values, width, height, top):
-    rows = plot(values, width, height, top)
-
-    assert [len(text) for text in rows] == [width] * height
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,22 @@ from dynctl import registry
 from dynctl.core.snapshot import HostSnapshot, Snapshot
 from dynctl.core.workload import Slo
 from dynctl.telemetry.figures import CacheFigures, MovedFigures
-from dynctl.telemetry.history import Trends
 from dynctl.telemetry.ledger import Ledger
+from dynctl.telemetry.trends import Trends
 from dynctl.tui.draw import plain, width_of
+from dynctl.tui.frame import compose
+from dynctl.tui.keys import BINDINGS
 from dynctl.tui.panels import engines, events, gpus, hits, itl, pools, title, traffic, ttft
-from dynctl.tui.panels.help import KEYS, MARKS
-from dynctl.tui.screens.overview import compose
-from dynctl.tui.view import SORTS, Choices, View
+from dynctl.tui.panels.help import MARKS, QUIT
+from dynctl.tui.view import SORTS, Choices, Place, View
 
 
 def texts(panel, view, width=80, height=20):
     return [plain(drawn).rstrip() for drawn in panel.rows(view, width, height)]
+
+
+def at(**place):
+    return Choices(place=Place(**place))
 
 
 def words(text):
@@ -198,7 +203,7 @@ def test_columns_go_by_priority(make_view, width, present, absent):
 
 
 def test_the_engine_list_scrolls_with_the_cursor(make_view):
-    view = make_view(num_decode=20, choices=Choices(cursor=15))
+    view = make_view(num_decode=20, choices=at(cursor=15))
     drawn = texts(engines, view, height=8)
 
     assert len(drawn) == 8
@@ -208,7 +213,7 @@ def test_the_engine_list_scrolls_with_the_cursor(make_view):
 
 
 def test_the_cursor_stays_on_the_list_when_engines_go(make_view):
-    drawn = texts(engines, make_view(choices=Choices(cursor=99)))
+    drawn = texts(engines, make_view(choices=at(cursor=99)))
 
     assert sum(text.startswith("▸") for text in drawn) == 1
 
@@ -217,7 +222,7 @@ def test_sorting_puts_unknown_figures_last_either_way(make_view):
     by_ttft = [name for name, _ in SORTS].index("TTFT99")
 
     for is_reversed in (False, True):
-        view = make_view(stale_s=9.0, choices=Choices(sort=by_ttft, is_reversed=is_reversed))
+        view = make_view(stale_s=9.0, choices=at(sort=by_ttft, is_reversed=is_reversed))
         assert view.engines()[0].id == "chat-prefill-0"
 
 
@@ -227,7 +232,7 @@ def test_sorting_puts_unknown_figures_last_either_way(make_view):
      ("nothing", 0), ("", 4), ("HOST=GPU-01", 1)],
 )  # fmt: skip
 def test_filters(make_view, wanted, found):
-    assert len(make_view(choices=Choices(filter=wanted)).engines()) == found
+    assert len(make_view(choices=at(filter=wanted)).engines()) == found
 
 
 def test_events_are_told_newest_first(make_view):
@@ -272,8 +277,11 @@ def test_courses_are_drawn_against_the_goal(make_view):
 
     assert "TTFT ms" in drawn[0]
     assert "SLO 500" in drawn[0]
-    assert drawn[1].startswith("  500 ┤╌")
-    assert "█" in drawn[-1]
+    assert drawn[1].startswith("  625 ┤")
+    assert any(text.startswith("  500 ┤╌") for text in drawn)
+    assert "⠀" < max(drawn[2]) <= "⣿"
+    assert drawn[-1].startswith("      └-5m")
+    assert drawn[-1].endswith("now")
     assert "SLO 40" in texts(itl, make_view(), width=60, height=7)[0]
 
 
@@ -320,5 +328,5 @@ def test_help_shows_every_key_and_mark_on_the_smallest_screen(make_view, size):
     drawn = [plain(found) for found in compose(make_view(choices=Choices(is_helping=True)), *size)]
 
     assert len(drawn) == size[1]
-    for name, told in (*KEYS, *MARKS):
+    for name, told in (*((b.shown, b.text) for b in BINDINGS), QUIT, *MARKS):
         assert any(name in text and told in text for text in drawn), name

@@ -12,17 +12,14 @@ from dynctl.tui.draw import (
     Line,
     Span,
     count,
-    fit,
-    joined,
     judged,
-    line,
     milliseconds,
     percent,
-    restyled,
     spark,
     whole,
 )
-from dynctl.tui.view import SORTS, View, tokens_s
+from dynctl.tui.listing import filter_note, listing
+from dynctl.tui.view import SORTS, View
 
 Engine = EngineFigures
 
@@ -40,36 +37,23 @@ def rows(view: View, width: int, height: int) -> list[Line]:
     """Draw the titles, the engines around the cursor, and the line about the rest."""
     engines = view.engines()
     columns = choose(_columns(view, engines), width)
-    room = max(0, height - 2)
-    cursor = min(view.choices.cursor, max(0, len(engines) - 1))
-    first = max(0, min(cursor - room + 1 if cursor >= room else 0, len(engines) - room))
-    drawn = [header(columns)]
-    for index, engine in enumerate(engines[first : first + room], first):
-        drawn.append(_row(columns, engine, width, is_chosen=index == cursor))
-    drawn += [()] * (room - len(drawn) + 1)
-    drawn.append(_footer(view, len(engines), room, width))
-    return drawn[:height]
+    place = view.choices.place
+    name, key = SORTS[place.sort % len(SORTS)]
+    arrow = "▲" if place.is_reversed == (key is not None) else "▼"
+    notes = (f"sort: {name} {arrow}", filter_note(view))
+
+    def draw(engine: Engine) -> Line:
+        return _row(columns, engine)
+
+    drawn = listing(view, engines, draw, (width, height - 1), "engines", *notes)
+    return [header(columns), *drawn][:height]
 
 
-def _row(columns: list[Column[Engine]], engine: Engine, width: int, *, is_chosen: bool) -> Line:
+def _row(columns: list[Column[Engine]], engine: Engine) -> Line:
     drawn = row(columns, engine)
     if engine.state == STALE:
         drawn = tuple(Span(span.text, span.style or "dim") for span in drawn)
-    return restyled(fit((Span("▸"), *drawn[1:]), width), "cursor") if is_chosen else drawn
-
-
-def _footer(view: View, num_engines: int, room: int, width: int) -> Line:
-    chosen = view.choices
-    hidden = num_engines - room
-    name, key = SORTS[chosen.sort]
-    arrow = "▲" if chosen.is_reversed == (key is not None) else "▼"
-    wanted = f"{chosen.filter}▏" if chosen.is_typing else chosen.filter or MISSING
-    parts = [line(f"sort: {name} {arrow}"), line(f"filter: {wanted}")]
-    left = line(f" … {hidden} more (j/k)" if hidden > 0 else f" {num_engines} engines")
-    right = joined(parts, "   ")
-    return restyled(
-        (*fit(left, max(0, width - sum(len(s.text) for s in right) - 1)), *right), "dim"
-    )
+    return drawn
 
 
 def _columns(view: View, engines: list[Engine]) -> list[Column[Engine]]:
@@ -92,7 +76,7 @@ def _columns(view: View, engines: list[Engine]) -> list[Column[Engine]]:
         Column("HOST", min(host_width, 8), text(lambda e: e.host_name), is_right=False, is_flexible=True,
                max_width=min(host_width, 24)),
         Column("GPU", 4, text(_gpu_names), drop=5),
-        Column("STATE", 6, lambda e, _: _state(e), is_right=False),
+        Column("STATE", 6, lambda e, _: state_of(e), is_right=False),
         Column("RUN", 4, text(lambda e: whole(e.running))),
         Column("WAIT", 4, text(lambda e: whole(e.waiting))),
         Column("PREEMPT", 7, text(lambda e: MISSING if e.preemptions_s is None else f"{e.preemptions_s:.1f}"), drop=9),
@@ -102,7 +86,7 @@ def _columns(view: View, engines: list[Engine]) -> list[Column[Engine]]:
         Column("TTFT99", 7, lambda e, _: judged(milliseconds(_p99(_ttft(e))), _p99(_ttft(e)), ttft_s)),
         Column("ITL50", 5, text(lambda e: milliseconds(_p50(e.itl))), drop=7),
         Column("ITL99", 6, lambda e, _: judged(milliseconds(_p99(e.itl)), _p99(e.itl), itl_s)),
-        Column("TOK/S", 6, text(lambda e: count(tokens_s(e)))),
+        Column("TOK/S", 6, text(lambda e: count(e.tokens_s))),
         Column("UTIL", 4, text(lambda e: percent(e.gpu_util_ratio)), drop=3),
         Column("MEM GiB", 11, text(_memory), drop=10),
         Column("W", 5, text(lambda e: whole(e.gpu_power_w)), drop=12),
@@ -112,7 +96,8 @@ def _columns(view: View, engines: list[Engine]) -> list[Column[Engine]]:
     ]  # fmt: skip
 
 
-def _state(engine: Engine) -> Span:
+def state_of(engine: Engine) -> Span:
+    """How it stands, in one word, or how old that is."""
     if engine.state == STALE:
         return Span(f"{_age(engine.age_s)} old", "bad")
     return STATES.get(engine.state, Span(engine.state))

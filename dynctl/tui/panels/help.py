@@ -1,17 +1,10 @@
-"""What the keys do. Pure."""
+"""What the keys do, from their table, and how to read what is shown. Pure."""
 
-from dynctl.tui.draw import Line, Span, line
+from dynctl.tui.draw import Line, Span, beside, line
+from dynctl.tui.keys import BINDINGS
 from dynctl.tui.view import View
 
-KEYS = (
-    ("j k, arrows", "move the cursor; g G to the first, last"),
-    ("/", "filter: words !word host= role= state=; enter keeps, esc clears"),
-    ("< >", "sort by the column before, after; r reverses"),
-    ("space", "hold the picture; collecting goes on"),
-    ("d", "show the next deployment in the top lines"),
-    ("? esc", "open, close this help"),
-    ("q ctrl+c", "quit"),
-)
+QUIT = ("q ctrl+c", "quit")
 MARKS = (
     ("–", "not known; never zero"),
     ("!", "at 80% of the SLO or above"),
@@ -22,13 +15,16 @@ MARKS = (
     ("lost", "of prompts: never seen, evicted, or held by an engine not chosen"),
     ("caches", "engines whose cache the router knows, of all; shown until all are"),
     ("nvlink host", "KV from prefill to decode, by link; also rdma, tcp, unknown"),
+    ("filter", "words that all occur; !word must not; host= role= state= one field"),
 )
 
 
 def rows(view: View, width: int, height: int) -> list[Line]:  # noqa: ARG001 - a panel's signature
-    """Draw keys and marks."""
-    drawn = [line(Span(" keys", "title"))]
-    drawn += [line(f"  {keys:<13}", text) for keys, text in KEYS]
+    """Draw keys in two columns, and marks."""
+    told = [*((one.shown, one.text) for one in BINDINGS), QUIT]
+    keys = [line(f"  {shown:<9}", text) for shown, text in told]
+    half = (len(keys) + 1) // 2
+    drawn = [line(Span(" keys", "title")), *beside(keys[:half], keys[half:], width)]
     drawn += [line(), line(Span(" reading it", "title"))]
-    drawn += [line(f"  {mark:<13}", text) for mark, text in MARKS]
+    drawn += [line(f"  {mark:<12}", text) for mark, text in MARKS]
     return drawn[:height]

@@ -1,4 +1,4 @@
-"""The course of ITL p99 of the shown deployment against its goal. Pure."""
+"""The course of ITL of the shown deployment against its goal. Pure."""
 
 from dynctl.tui.course import Course, course_rows
 from dynctl.tui.draw import Line
@@ -8,5 +8,6 @@ from dynctl.tui.view import View
 def rows(view: View, width: int, height: int) -> list[Line]:
     """Draw the percentiles and the course."""
     found = view.deployment.itl if view.deployment else None
+    name = view.deployment.name if view.deployment else ""
     goal_ms = view.overview.slo.itl_ms if view.overview else None
-    return course_rows(view, Course("ITL", "itl_p99", found, goal_ms), width, height)
+    return course_rows(view, Course("ITL", f"deployment:{name}:itl", found, goal_ms), width, height)

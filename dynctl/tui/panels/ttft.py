@@ -1,4 +1,4 @@
-"""The course of TTFT p99 of the shown deployment against its goal. Pure."""
+"""The course of TTFT of the shown deployment against its goal. Pure."""
 
 from dynctl.tui.course import Course, course_rows
 from dynctl.tui.draw import Line
@@ -8,5 +8,8 @@ from dynctl.tui.view import View
 def rows(view: View, width: int, height: int) -> list[Line]:
     """Draw the percentiles and the course."""
     found = view.deployment.ttft if view.deployment else None
+    name = view.deployment.name if view.deployment else ""
     goal_ms = view.overview.slo.ttft_ms if view.overview else None
-    return course_rows(view, Course("TTFT", "ttft_p99", found, goal_ms), width, height)
+    return course_rows(
+        view, Course("TTFT", f"deployment:{name}:ttft", found, goal_ms), width, height
+    )

@@ -1,0 +1,33 @@
+"""What may be asked beyond snapshots, and what came of it: nouns only. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dynctl.telemetry.traces import Told
+
+LogName = tuple[str, str]
+"""Host and unit: every host has a relay and an agent of the same name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asks:
+    """What a screen needs beyond snapshots."""
+
+    num_decisions: int = 0
+    """The newest of every router."""
+    hits: bool = False
+    """Sums since routers' starts."""
+    logs: tuple[LogName, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What came of it; what was not asked or failed is absent."""
+
+    decisions: tuple[Told, ...] = ()
+    hits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By router: sums since its start, by name."""
+    logs: Mapping[LogName, tuple[str, ...]] = field(default_factory=dict)
+    """The last lines, not cleaned."""
+    failures: Mapping[str | LogName, str] = field(default_factory=dict)
+    """By router or log: why it could not be asked."""
