@@ -45,6 +45,9 @@ _CLOSE_S = 3.0
 _FIND_S = 5.0
 """… and a question for so long."""
 
+_HUNG_S = 5.0
+"""A write that takes longer does not end soon."""
+
 _MAX_FOUND = 100
 T = TypeVar("T")
 
@@ -71,6 +74,11 @@ class DecisionLog:
         self._flushes: set[asyncio.Task[None]] = set()
         self._fault = ""
         self._failed_s = 0.0
+        self._began_s: float | None = None
+        """When the write under way was asked for."""
+        self._loss = ""
+        """Why some were lost though no write failed."""
+        self._lost_s = 0.0
         self._num_good = 0
         """Writes in a row that worked."""
         self._is_closed = False
@@ -81,8 +89,10 @@ class DecisionLog:
         """Keep a decision, if its request is among those that are; the decisions of one request are kept together."""
         if self._every > 1 and zlib.crc32(decision.request_id.encode()) % self._every:
             return
-        if self._is_closed or len(self._waiting) >= _MAX_WAITING:
+        if self._is_closed:
             self.num_lost += 1
+        elif len(self._waiting) >= _MAX_WAITING:
+            self._lose(f"{_MAX_WAITING} wait, and no more are kept")
         else:
             self._waiting.append(decision)
 
@@ -138,12 +148,21 @@ class DecisionLog:
             return [to_line(decision)]
         except Exception:  # whatever a decision holds, the router goes on
             log.exception("a decision cannot be written down")
-            self.num_lost += 1
+            self._lose("one could not be written down, which the router's own log tells of")
             return []
+
+    def _lose(self, why: str) -> None:
+        """Count a decision that is lost though no write failed."""
+        now_s = self._now_s()
+        if not self._loss or now_s - self._lost_s >= _QUIET_S:
+            log.warning("decisions are missing in the decision log: %s", why)
+        self.num_lost += 1
+        self._loss, self._lost_s = why, now_s
 
     async def _write(self, lines: list[bytes]) -> None:
         if not lines:
             return
+        self._began_s = self._now_s()
         try:
             await self._thread.does(lambda: self._files.write(b"".join(lines)))
         except OSError as error:
@@ -156,6 +175,8 @@ class DecisionLog:
             self.num_written += len(lines)
             self._num_good += 1
             self._forgive()
+        finally:
+            self._began_s = None
 
     def _forgive(self) -> None:
         """Forget a fault that is over."""
@@ -186,18 +207,29 @@ class DecisionLog:
         return found
 
     def findings(self) -> list[Finding]:
-        """Whether it cannot be written."""
+        """Whether it cannot be written, or has gaps since a minute ago."""
         self._forgive()
-        if not self._fault:
-            return []
-        return [
-            Finding(
-                "",
-                "decision_log",
-                f"decisions cannot be written to {self._files.directory}: {self._fault}; {self.num_lost} are lost",
-                "make room or let the router's user write there; requests are not held up by it",
+        where, now_s = self._files.directory, self._now_s()
+        if self._began_s is not None and now_s - self._began_s >= _HUNG_S:
+            cause = "decision_log_lost"
+            text = (
+                f"a write to {where} has not ended for {now_s - self._began_s:.0f} s; "
+                f"{len(self._waiting)} decisions wait for it, {self.num_lost} are lost"
             )
-        ]
+            hint = "the disk or server it lies on hangs (dmesg, df there); what waits is written once it answers"
+        elif self._fault:
+            cause = "decision_log"
+            text = (
+                f"decisions cannot be written to {where}: {self._fault}; {self.num_lost} are lost"
+            )
+            hint = "make room or let the router's user write there"
+        elif self._loss and now_s - self._lost_s < _QUIET_S:
+            cause = "decision_log_lost"
+            text = f"decisions are missing in {where}, {self.num_lost} so far: {self._loss}"
+            hint = "a faster disk, or those of fewer requests: decision_log_every"
+        else:
+            return []
+        return [Finding("", cause, text, f"{hint}; requests are not held up by it")]
 
     def exposition(self) -> Iterable[str]:
         """The metrics' lines."""

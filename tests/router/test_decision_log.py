@@ -379,6 +379,66 @@ def test_a_disk_that_hangs_does_not_hold_the_end_up_and_what_is_lost_is_counted(
     asyncio.run(main())
 
 
+def test_a_disk_that_hangs_is_a_finding_before_anything_is_lost_and_until_it_answers(
+    tmp_path, monkeypatch
+):
+    hangs, goes_on = threading.Event(), threading.Event()
+    write = DecisionFiles.write
+
+    def hang(files, lines):
+        hangs.set()
+        goes_on.wait(60)
+        write(files, lines)
+
+    monkeypatch.setattr(DecisionFiles, "write", hang)
+
+    async def main():
+        now_s = [100.0]
+        log = DecisionLog(str(tmp_path), 1, 10_000_000, now_s=lambda: now_s[0])
+        log.add(decision("hangs"))
+        writing = asyncio.create_task(log.flush())
+        await asyncio.to_thread(hangs.wait, 60)
+        now_s[0] = 104.0
+        assert log.findings() == []
+        log.add(decision("waits"))
+        now_s[0] = 112.0
+        (finding,) = log.findings()
+        assert (finding.engine, finding.cause) == ("", "decision_log_lost")
+        assert finding.text == (
+            f"a write to {tmp_path} has not ended for 12 s; 1 decisions wait for it, 0 are lost"
+        )
+        assert "dmesg" in finding.hint
+        goes_on.set()
+        await writing
+        assert log.findings() == []
+        await log.close()
+        assert (log.num_written, log.num_lost) == (2, 0)
+
+    asyncio.run(main())
+
+
+def test_gaps_are_a_finding_for_a_minute_though_no_write_failed(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("dynctl.router.decision_log._MAX_WAITING", 2)
+
+    async def main():
+        now_s = [100.0]
+        log = DecisionLog(str(tmp_path), 1, 10_000_000, now_s=lambda: now_s[0])
+        for number in range(5):
+            log.add(decision(f"r{number}", outcome=""))
+        (finding,) = log.findings()
+        assert (finding.engine, finding.cause) == ("", "decision_log_lost")
+        assert finding.text == (
+            f"decisions are missing in {tmp_path}, 3 so far: 2 wait, and no more are kept"
+        )
+        assert "decision_log_every" in finding.hint
+        assert caplog.text.count("decisions are missing in the decision log: 2 wait") == 1
+        now_s[0] = 160.0
+        assert log.findings() == []
+        await log.close()
+
+    asyncio.run(main())
+
+
 def test_of_short_requests_that_were_answered_few_are_written_and_all_that_went_wrong(tmp_path):
     async def main():
         log = DecisionLog(str(tmp_path), 2, 10_000_000, short_every=16)
