@@ -1,12 +1,18 @@
-"""An engine that joins computes the hot prefixes first, and only those, before clients ask for them."""
+"""An engine that joins computes the hot prefixes first, and only those, before clients ask for them; clients go first."""
 
+import asyncio
+import json
 import random
+from types import SimpleNamespace
 
+import pytest
 from router_bench import until
 from router_sims import Sim, generate, prompt_of, routed_sims
 
 from dynctl.kv.hashing import pack_tokens, unpack_tokens
+from dynctl.router import warming
 from dynctl.router.hot import HotPrefixes
+from dynctl.router.workers import Joined
 
 
 def test_an_engine_that_joins_computes_hot_prefixes_and_then_serves_them_from_its_cache(
@@ -56,3 +62,45 @@ def test_the_hottest_prefixes_come_first_and_the_coldest_give_way():
     assert [prefix.block for prefix in found] == [7, 100, 99]
     assert unpack_tokens(found[0].token_bytes) == [7] * 16
     assert len(hot.hottest(1000)) == 64
+
+
+@pytest.mark.source
+def test_a_clients_prefill_goes_first_and_what_is_warmed_counts_as_load(
+    run, short_dir, monkeypatch
+):
+    looks = []
+
+    async def counted(delay_s):
+        looks.append(delay_s)
+        await pause(0.0)
+
+    pause = asyncio.sleep
+    monkeypatch.setattr(warming, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": counted}))
+
+    async def main():
+        sims = [Sim("e0", short_dir), Sim("e1", short_dir)]
+        async with routed_sims(*sims, settings={"warm_prefixes": 1, "probe_s": 0.0}) as bench:
+            desk = bench.router.desk
+            worker, route, asked = desk.workers.get("e1"), desk.fleet.routes["e1"], []
+
+            class Watched:
+                async def fetch(self, method, path, body, timeout_s):
+                    load = worker.active_requests, worker.pending_prefill_tokens
+                    asked.append((len(json.loads(body)["prompt"]), *load))
+                    return await route.fetch(method, path, body, timeout_s)
+
+            desk.fleet.routes["e1"] = Watched()
+            tokens = memoryview(pack_tokens(range(64)))
+            desk.placement.overlaps.hot.began(7, tokens, desk.loop.time())
+            prefill = worker.book(900, 900, 10, desk.loop.time())
+            worker.joined = Joined(desk.loop.time() + 30.0, 0)
+            begun = len(looks)
+            await until(lambda: len(looks) > begun + 20)
+            assert asked == []
+            prefill.prefill_ended()
+            await until(lambda: asked)
+            assert asked == [(64, 2, 64)]
+            prefill.release()
+            await until(lambda: worker.active_requests == 0)
+
+    run(main)

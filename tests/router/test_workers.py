@@ -290,6 +290,36 @@ def test_other_processes_see_an_end_soon_and_where_places_are_limited_at_once(
     run(main)
 
 
+@pytest.mark.source
+@pytest.mark.parametrize("prompt", ["hello", "hello " * 200])
+def test_a_decision_sees_what_other_processes_have_booked(run, monkeypatch, prompt):
+    monkeypatch.setattr(desk, "_TICK_S", 3600.0)
+
+    async def main():
+        async with routed(FakeEngine("e0"), FakeEngine("e1")) as bench:
+            own, memory = bench.router.desk, make_books(2)
+            own.books = SharedBooks(memory, 0, 2, own.workers)
+            table = table_of("e0", "e1")
+            other = SharedBooks(memory, 1, 2, table)
+            try:
+                bookings = [table.get("e0").book(900, 900, 10, 100.0) for _ in range(5)]
+                other.exchange(100.0)
+                assert (await bench.client.complete(prompt=prompt)).status == 200
+                (decision,) = bench.desk.ring.newest(9)
+                seen = {load.engine: load.active_requests for load in decision.loads}
+                assert seen == {"e0": 5, "e1": 0}
+                assert decision.engine == "e1"
+                for booking in bookings:
+                    booking.release()
+            finally:
+                other.close()
+                own.books.close()
+                own.books = None
+                os.close(memory)
+
+    run(main)
+
+
 def test_figures_of_all_processes_are_added():
     one, two = Metrics(), Metrics()
     one.requests.add("chat", "200")
@@ -378,6 +408,13 @@ async def policies_of(pool):
     return None
 
 
+async def load_of(engine, pool):
+    """Requests that one process has in its books for an engine, its own and the others'."""
+    name = "dynctl_router_engine_inflight"
+    samples = parse((await pool.fetch("GET", "/metrics")).body.decode(), {name})[name]
+    return sum(s.value for s in samples if s.labels["engine"] == engine)
+
+
 def test_processes_share_a_port_replace_each_other_and_drain_together(run, short_dir):
     async def main():
         engine = await FakeEngine(tokens=40, gap_s=0.02).start()
@@ -434,7 +471,8 @@ def test_processes_share_a_port_replace_each_other_and_drain_together(run, short
             assert (await pool.fetch("POST", "/shadow?policy=random")).status == 200
             [child] = children_of(process.pid)
             flags = Path(f"/proc/{child}/cmdline").read_text().split("\0")
-            second = Upstream(Address(path=f"{flags[flags.index('--folder') + 1]}/1.sock"))
+            folder = flags[flags.index("--folder") + 1]
+            first, second = (Upstream(Address(path=f"{folder}/{n}.sock")) for n in range(2))
             os.kill(child, signal.SIGKILL)
             async with asyncio.timeout(60):
                 while children_of(process.pid) in ([], [child]):
@@ -449,11 +487,16 @@ def test_processes_share_a_port_replace_each_other_and_drain_together(run, short
                     await asyncio.sleep(0.05)
             told = json.loads((await second.fetch("GET", "/policy")).body)
             assert told == {"policy": "prefix", "stickiness": 0.5}
-            await second.close()
 
             engine.go.clear()
             streams = [asyncio.create_task(Client(port).complete(stream=True)) for _ in range(8)]
             await until(lambda: engine.num_running == 8)
+            # Whichever of them took a stream, each knows the load of all.
+            async with asyncio.timeout(60):
+                while [await load_of("e0", one) for one in (first, second)] != [8, 8]:
+                    await asyncio.sleep(0.02)
+            await first.close()
+            await second.close()
             process.send_signal(signal.SIGTERM)
             engine.go.set()
             answers = await asyncio.gather(*streams)
