@@ -100,7 +100,10 @@ class Desk:
         )
         self.routes = self.fleet.routes
         self.first_events = FirstEvents(
-            self.workers, self.index, self.probes.notes, asks=settings.probe_s > 0
+            *(self.workers, self.index, self.probes.notes),
+            asks=settings.probe_s > 0,
+            relays=[relay.host_name for relay in config.relays],
+            silent=self.fleet.silent,
         )
         self.policy_name = config.policy
         self.placement = Placement(
@@ -185,9 +188,9 @@ class Desk:
         """Whether a request could be served now."""
         return not self.is_draining and bool(self.workers.serving(_GENERATING))
 
-    def awaited_events(self) -> tuple[str, ...]:
-        """Engines whose first KV events a router that begins should wait for; none where nobody matches tokens."""
-        return self.first_events.awaited(self.loop.time()) if self.matches_tokens() else ()
+    def awaits(self) -> str:
+        """What a router that begins should wait for, in words; empty: nothing any more."""
+        return self.first_events.lack(self.loop.time(), is_matching=self.matches_tokens())
 
     def matches_tokens(self) -> bool:
         """Whether requests are placed by what engines have cached of their tokens."""

@@ -1,12 +1,13 @@
-"""Has every engine's cache been heard of? Before that a router is not ready: it would place without knowing.
+"""Has every relay told of its engines, and has every engine's cache been heard of? Before that a router is not ready: it would
+place without knowing.
 
-The router asks each engine a question of its own soon after it began to serve (`prober`), so a first block comes from any
+A relay that does not answer is waited for no longer than a while. The router asks each engine a question of its own soon after it began to serve (`prober`), so a first block comes from any
 engine whose events can be read, within a second or two. One that stays silent is waited for no longer than a while, then
 believed to hold what it was sent, and named (`Probes.degraded`). Once all were heard of, or given up, the router stays ready.
 Not here: reading events (`sources`), finding out why they are missing (`findings`). Pure: times are passed in.
 """
 
-from collections.abc import MutableMapping
+from collections.abc import Collection, Container, MutableMapping
 
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.probes import EngineNotes
@@ -28,9 +29,14 @@ class FirstEvents:
         notes: MutableMapping[str, EngineNotes],
         *,
         asks: bool,
+        relays: Collection[str] = (),
+        silent: Container[str] = (),
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """`asks`: whether engines are asked questions; where not, to be told of an empty cache has to do."""
+        """`asks`: whether engines are asked questions; where not, to be told of an empty cache has to do.
+
+        `silent`: those of the relays that do not answer just now.
+        """
         self._table = table
         self._index = index
         self._notes = notes
@@ -41,6 +47,28 @@ class FirstEvents:
         self._told: set[tuple[str, str]] = set()
         """Incarnations that were heard of once: one whose cache is emptied or read anew is not silent."""
         self._is_over = False
+        self._relays = relays
+        self._silent = silent
+        self._begun_s: float | None = None
+
+    def lack(self, now_s: float, *, is_matching: bool) -> str:
+        """What a router that begins waits for, in words; empty for ever after there was nothing once.
+
+        Only one that `is_matching` tokens waits for events.
+        """
+        relays = self._awaited_relays(now_s)
+        if relays:
+            return f"waiting for the engines of {', '.join(relays)}"
+        engines = self.awaited(now_s) if is_matching else ()
+        return f"waiting for the first KV events of {', '.join(engines)}" if engines else ""
+
+    def _awaited_relays(self, now_s: float) -> tuple[str, ...]:
+        if self._begun_s is None:
+            self._begun_s = now_s
+        if now_s - self._begun_s >= self._patience_s:
+            self._relays = ()
+        self._relays = tuple(name for name in self._relays if name in self._silent)
+        return self._relays
 
     def awaited(self, now_s: float) -> tuple[str, ...]:
         """Name the engines that a router which begins waits for; none for ever after there was none once."""

@@ -111,7 +111,7 @@ class Router:
             await entrance.open_admin(sockets.admin)
 
     def _is_ready(self) -> bool:
-        return self.desk.can_serve() and not self.desk.awaited_events()
+        return self.desk.can_serve() and not self.desk.awaits()
 
     async def __aexit__(self, *_: object) -> None:
         """Cut what is still under way and close everything; `drain` first for a polite end."""

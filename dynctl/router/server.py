@@ -250,10 +250,9 @@ class Entrance:
         self._respond(exchange, 503, msgspec.json.encode({"status": why}))
 
     def _readiness(self, exchange: Exchange) -> None:
-        """Health for who starts it: at first the caches of the engines that serve have to be heard of, too."""
-        awaited = self._desk.awaited_events() if self._desk.can_serve() else ()
-        if awaited:
-            why = f"waiting for the first KV events of {', '.join(awaited)}"
+        """Health for who starts it: at first relays, and the caches of engines that serve, have to be heard of, too."""
+        why = self._desk.awaits() if self._desk.can_serve() else ""
+        if why:
             self._respond(exchange, 503, msgspec.json.encode({"status": why}))
         else:
             self._health(exchange)

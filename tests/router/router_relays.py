@@ -81,10 +81,10 @@ class Host:
 
 
 @asynccontextmanager
-async def relayed(tls, *sims, entries=None, parities=None, look_s=5.0, **settings):
+async def relayed(tls, *sims, entries=None, parities=None, look_s=5.0, more=(), **settings):
     """`entries` and `parities` by engine: what its entry says otherwise, and what the tokenizer check is to find.
 
-    `look_s`: between the relay's looks at engines' figures.
+    `look_s`: between the relay's looks at engines' figures. `more`: further relays.
     """
     text = TextModel(MODEL_DIR)
     async with AsyncExitStack() as stack:
@@ -103,7 +103,7 @@ async def relayed(tls, *sims, entries=None, parities=None, look_s=5.0, **setting
             served_names=("chat-model",),
             tokenizer=str(MODEL_DIR),
             block_hash_seed="seed",
-            relays=(RelayTarget("host-a", "127.0.0.1", host.port),),
+            relays=(RelayTarget("host-a", "127.0.0.1", host.port), *more),
             tls=files,
             settings=make_settings({"probe_s": 0} | settings),
         )

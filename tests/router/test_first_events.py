@@ -12,6 +12,7 @@ from router_sims import Sim, generate, prompt_of, routed_sims
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.core.router_settings import Settings
 from dynctl.http1.upstream import Address, Upstream
+from dynctl.router.config import RelayTarget
 from dynctl.router.first_events import PATIENCE_S, FirstEvents
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.probes import EngineNotes
@@ -24,10 +25,13 @@ from dynctl.router.worker_table import WorkerTable
 class Scene:
     """Engines and what is known of them, on a clock of its own."""
 
-    def __init__(self, *names, asks=True):
+    def __init__(self, *names, asks=True, relays=()):
         self.table, self.index = WorkerTable(Settings()), PrefixIndex()
         self.notes = {name: EngineNotes() for name in names}
-        self.first = FirstEvents(self.table, self.index, self.notes, asks=asks)
+        self.silent = dict.fromkeys(relays, "has not answered yet")
+        self.first = FirstEvents(
+            *(self.table, self.index, self.notes), asks=asks, relays=relays, silent=self.silent
+        )
         for name in names:
             self.put(name)
 
@@ -57,6 +61,33 @@ def test_all_engines_that_serve_are_waited_for_once():
     # From then on it is ready, whoever joins.
     scene.put("c")
     assert scene.awaited(3.0) == ()
+
+
+def test_every_relay_is_waited_for_once_whatever_requests_are_placed_by():
+    for is_matching in (False, True):
+        scene = Scene("a", relays=("h1", "h2"))
+        scene.tell("a", 1)
+
+        def lack(now_s, scene=scene, is_matching=is_matching):
+            return scene.first.lack(now_s, is_matching=is_matching)
+
+        assert lack(100.0) == "waiting for the engines of h1, h2"
+        del scene.silent["h1"]
+        assert lack(101.0) == "waiting for the engines of h2"
+        # It was heard of once: what becomes of it later keeps nobody from being ready.
+        scene.silent["h1"] = "connection lost"
+        del scene.silent["h2"]
+        assert lack(102.0) == ""
+        scene.silent["h2"] = "connection lost"
+        assert lack(103.0) == ""
+
+
+def test_a_relay_that_stays_silent_is_given_up_and_then_events_are_waited_for():
+    scene = Scene("a", relays=("h1",))
+    assert scene.first.lack(100.0, is_matching=True) == "waiting for the engines of h1"
+    late_s = 100.0 + PATIENCE_S
+    assert scene.first.lack(late_s, is_matching=True) == "waiting for the first KV events of a"
+    assert scene.first.lack(late_s, is_matching=False) == ""
 
 
 def test_without_an_engine_nothing_is_over():
@@ -183,6 +214,29 @@ def test_a_router_waits_for_the_blocks_of_its_own_question(run, short_dir):
     run(main)
 
 
+def test_a_router_is_not_ready_before_it_knows_the_engines_of_every_host(
+    run, tls, short_dir, free_ports
+):
+    """One that takes its predecessor's port over would send all requests to the first host that answers."""
+
+    async def main():
+        away = RelayTarget("host-b", "127.0.0.1", free_ports())
+        sim = Sim("e0", short_dir)
+        async with relayed(tls, sim, more=(away,)) as bench:
+            desk, path = bench.desk, f"{short_dir}/admin.sock"
+            entrance = Entrance(desk)
+            await entrance.open_admin(path)
+            assert desk.can_serve()
+            status, body = await ask(path, "/health")
+            assert (status, body["status"]) == (503, "waiting for the engines of host-b")
+            assert not bench.router._is_ready()
+            desk.fleet.silent.pop("host-b")
+            await becomes_ready(bench, path)
+            await entrance.close(0.0)
+
+    run(main)
+
+
 def test_an_engine_without_events_is_named_at_once_and_placed_by_what_it_was_sent(
     run, tls, short_dir
 ):
@@ -218,7 +272,7 @@ def test_what_is_placed_by_load_alone_waits_for_nobody(run, short_dir):
     async def main():
         async with routed_sims(Sim("e0", short_dir), policy="least_loaded") as bench:
             assert bench.desk.can_serve()
-            assert bench.desk.awaited_events() == ()
+            assert bench.desk.awaits() == ""
             await generate(bench, prompt_of(random.Random(1), bench.text.words, 100), 2)
 
     run(main)

@@ -68,14 +68,14 @@ def test_who_joins_later_is_waited_for_by_its_first_events_too(run, tls, short_d
     async def main():
         async with relayed(tls, Sim("e0", short_dir), Sim("e1", short_dir)) as bench:
             desk = bench.desk
-            await until(lambda: not desk.awaited_events())
+            await until(lambda: not desk.awaits())
             bench.host.remove("e1")
             await until(lambda: desk.workers.get("e1") is None)
             # Nobody tells what its new start has cached.
             silent = {"kv_events": "tcp://127.0.0.1:9", "kv_replay": None}
             bench.host.name("e1", "i2", entry=silent)
             await until(lambda: desk.workers.get("e1") is not None)
-            assert desk.awaited_events() == ()
+            assert desk.awaits() == ""
             assert lacks(bench)["e1"] == "first_events"
             desk.set_policy("least_loaded")
             assert lacks(bench)["e1"] == ""
