@@ -82,6 +82,7 @@ class Settings:
     kv_lease_margin_s: float = 15.0
     """Unused transfer parameters are given to another decode engine only with this much of the lease left."""
     index_max_bytes: int = GIB
+    """What is known of caches never takes more; in a wheel as much as the power of two below."""
     decisions: int = 10_000
     """Decisions kept for `/decisions`."""
     decision_log_every: int = 1

@@ -23,6 +23,8 @@ typedef struct {
     Py_ssize_t used;
 } Table;
 
+enum { FIRST_BITS = 3 };
+
 static PyTypeObject table_type;
 static uint64_t odd[2]; /* drawn anew by each process */
 
@@ -53,13 +55,19 @@ static PyObject *look(const Table *t, uint64_t block)
     return t->used ? find(t, block)->value : NULL;
 }
 
-/* Make room for one more: at most three quarters are in use. */
+/* Of so many places, at most three quarters are in use. */
+static size_t most_of(size_t places)
+{
+    return places / 4 * 3;
+}
+
+/* Make room for one more. */
 static int make_room(Table *t)
 {
     size_t number = num_places(t);
-    if ((size_t)(t->used + 1) * 4 <= number * 3)
+    if ((size_t)t->used < most_of(number))
         return 1;
-    Table larger = {.bits = number ? t->bits + 1 : 3};
+    Table larger = {.bits = number ? t->bits + 1 : FIRST_BITS};
     larger.places = PyMem_Calloc(num_places(&larger), sizeof(Place));
     if (!larger.places) {
         PyErr_NoMemory();
@@ -324,7 +332,21 @@ static PyObject *take_out(PyObject *module, PyObject *args)
     return PyArg_ParseTuple(args, "OOO", &shards, &blocks, &value) ? each(shards, blocks, value, 0, remove_one) : NULL;
 }
 
+static PyObject *most_blocks(PyObject *module, PyObject *number)
+{
+    size_t num_bytes = PyLong_AsSize_t(number), places = (size_t)1 << FIRST_BITS;
+    (void)module;
+    if (num_bytes == (size_t)-1 && PyErr_Occurred())
+        return NULL;
+    if (num_bytes / sizeof(Place) < places)
+        return PyLong_FromLong(0);
+    while (places <= num_bytes / sizeof(Place) / 2)
+        places *= 2;
+    return PyLong_FromSize_t(most_of(places));
+}
+
 static PyMethodDef methods[] = {
+    {"most_blocks", most_blocks, METH_O, "How many blocks a table may hold within so many bytes."},
     {"add", add, METH_VARARGS, "Give new blocks a value; those left out."},
     {"remove", take_out, METH_VARARGS, "Take out blocks of a value; those left out."},
     {NULL, NULL, 0, NULL},
@@ -348,8 +370,7 @@ static int draw_factors(void)
 PyMODINIT_FUNC PyInit_block_table(void)
 {
     PyObject *module = !draw_factors() || PyType_Ready(&table_type) < 0 ? NULL : PyModule_Create(&definition);
-    if (module && (PyModule_AddObjectRef(module, "BlockTable", (PyObject *)&table_type) < 0 ||
-                   PyModule_AddIntConstant(module, "ENTRY_BYTES", 30) < 0)) /* at the mean load of 0.56 */
+    if (module && PyModule_AddObjectRef(module, "BlockTable", (PyObject *)&table_type) < 0)
         Py_CLEAR(module);
     return module;
 }

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dynctl.core.kv import DEVICE
-from dynctl.kv.block_table import ENTRY_BYTES, BlockTable, add, remove
+from dynctl.kv.block_table import BlockTable, add, most_blocks, remove
 from dynctl.kv.hashing import PrefixState, PromptBlocks
 from dynctl.router.expected import ExpectedBlocks
 
@@ -89,7 +89,7 @@ class PrefixIndex:
         self._young: list[BlockTable[Any]] = [BlockTable() for _ in range(_NUM_SHARDS)]
         self._old: list[BlockTable[Any]] = [BlockTable() for _ in range(_NUM_SHARDS)]
         self._has_old = False
-        self._half = max(1, max_bytes // ENTRY_BYTES // _NUM_SHARDS // 2)
+        self._half = max(1, most_blocks(max_bytes // _NUM_SHARDS // 2))
         self._slots: dict[Source, _Slot] = {}
         self._engine_ids: dict[int, str] = {}
         """By bit, live ones only."""
@@ -195,9 +195,7 @@ class PrefixIndex:
                 continue
             if not mask:
                 if len(shard) >= half:
-                    old[at] = shard
-                    shard = young[at] = BlockTable()
-                    self._has_old = True
+                    shard = self._begin_generation(at)
                 mask = old[at].pop(block, 0)
             if not mask & bit:
                 added += 1
@@ -308,8 +306,19 @@ class PrefixIndex:
             mask = self._old[at].pop(block, 0)
             if mask:
                 # A prefix in use is worth keeping under the budget.
-                self._young[at][block] = mask
+                young = self._young[at]
+                if len(young) >= self._half:
+                    young = self._begin_generation(at)
+                young[block] = mask
         return int(mask)
+
+    def _begin_generation(self, at: int) -> BlockTable[Any]:
+        """Let a shard's young one grow old; what was old is forgotten."""
+        self._old[at] = self._young[at]
+        young: BlockTable[Any] = BlockTable()
+        self._young[at] = young
+        self._has_old = True
+        return young
 
     def match(self, blocks: PromptBlocks, num_blocks: int | None = None) -> dict[str, int]:
         """Return each device's longest unbroken prefix in blocks, the best of its ranks; engines with none are left out."""

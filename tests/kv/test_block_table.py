@@ -1,12 +1,13 @@
 import gc
 import random
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dynctl.kv import block_table
-from dynctl.kv.block_table import BlockTable, add, remove
+from dynctl.kv.block_table import BlockTable, add, most_blocks, remove
 
 # Few of them, at both ends: they meet again and again, in one place or beside it.
 blocks = st.integers(0, 40) | st.integers(2**64 - 40, 2**64 - 1)
@@ -151,6 +152,44 @@ def test_finalizers_do_not_run_while_a_table_is_listed(of):
     assert len(listed) == 3000
     assert num_passes <= 2
     assert gc.isenabled()
+
+
+def numbered(i):
+    return i * 0x9E3779B97F4A7C15 % 2**64 | 1 << 63
+
+
+LOOP_BYTES = 128
+"""Of numbers on their way."""
+
+
+def most_bytes(num_blocks):
+    """The most memory a table has that is filled up to so many blocks, each of which is then exchanged for another, thrice."""
+    # An allocator makes 48 of the 36 bytes of a number.
+    more_bytes = 12 if block_table.__file__.endswith(".py") else 0
+    table, worst = BlockTable(), 0
+    tracemalloc.start()
+    try:
+        for i in range(4 * num_blocks):
+            if i >= num_blocks:
+                del table[numbered(i - num_blocks)]
+            table[numbered(i)] = "one"
+            worst = max(worst, tracemalloc.get_traced_memory()[0] + more_bytes * len(table))
+    finally:
+        tracemalloc.stop()
+    return worst
+
+
+@pytest.mark.parametrize("power", range(9, 19))
+def test_a_table_of_as_many_blocks_as_a_budget_allows_keeps_to_it_and_uses_it(power):
+    for size in (2**power - 1, 2**power, 2**power + 1, 2**power * 10 // 7, 2**power * 7 // 4):
+        used = most_bytes(most_blocks(size))
+        assert used <= size + LOOP_BYTES
+        # In powers of two.
+        assert 2 * used >= size
+
+
+def test_a_budget_for_no_place_allows_no_block():
+    assert most_blocks(0) == most_blocks(100) == 0
 
 
 def test_a_table_is_made_of_nothing():

@@ -1,7 +1,9 @@
 """Tracker and index together equal a naive model after any history of an engine's events (Q9)."""
 
 import random
+import tracemalloc
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -9,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from dynctl.core.kv import HOST, AllBlocksCleared, BlockRemoved, BlockStored
 from dynctl.kv.hashing import BlockHasher
 from dynctl.kv.tracker import BlockTracker
-from dynctl.router.prefix_index import ENTRY_BYTES, PrefixIndex, Source
+from dynctl.router.prefix_index import PrefixIndex, Source
 
 HASHER = BlockHasher(b"s", 2)
 SOURCES = [(engine, rank) for engine in ("a", "b", "c") for rank in (0, 1)]
@@ -197,17 +199,45 @@ TestIndex = IndexMachine.TestCase
 TestIndex.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_k17_the_budget_bounds_the_number_of_entries_and_keeps_what_is_confirmed():
-    index = PrefixIndex(max_bytes=ENTRY_BYTES * 6400)
+@pytest.mark.parametrize("budget", [2**21, 2**21 * 10 // 7, 2**22 - 1, 2**22])
+def test_k17_the_budget_bounds_the_memory_and_what_is_confirmed_is_kept(budget):
+    index = PrefixIndex(max_bytes=budget)
     source = Source("a", "i1")
     index.begin(source)
     hot = HASHER.prompt(range(64))
-    index.store(source, hot.hashes())
-    for start in range(0, 100_000, 1000):
-        index.store(source, [(start + i) * 0x9E3779B97F4A7C15 % 2**64 for i in range(1000)])
-        assert index.match(hot) == {"a": 32}
+    worst = 0
+    tracemalloc.start()
+    try:
+        index.store(source, hot.hashes())
+        for start in range(0, 200 * 512, 2 * 512):
+            index.store(source, in_turn(range(start, start + 2 * 512)))
+            assert index.match(hot) == {"a": 32}
+            if start % 4096 == 0:
+                index.remove(source, in_turn(range(start - 2 * 512, start)))
+            worst = max(worst, tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
 
-    assert len(index) <= 6400 + 64 + 32
+    # What an empty index has, it has at any budget.
+    assert budget // 3 < worst < budget + 2**17
+
+
+def in_turn(numbers):
+    """Blocks that are spread over the shards evenly: all are at their fullest at once."""
+    return [((i // 512 + 1) * 0x9E3779B97F4A7C15 << 9 | i % 512) % 2**64 for i in numbers]
+
+
+def test_k17_matches_alone_do_not_make_a_generation_larger():
+    index = PrefixIndex(max_bytes=2**21)
+    source = Source("a", "i1")
+    index.begin(source)
+    half = index._half
+    of_one_shard = [i << 9 for i in range(1, 3 * half)]
+    index.store(source, of_one_shard)
+    # Both generations have some: each block found in the old one is to move.
+    for block in of_one_shard:
+        index._held(block)
+        assert max(len(index._young[0]), len(index._old[0])) <= half
 
 
 def test_k18_swept_slots_are_used_again():
