@@ -219,22 +219,22 @@ def test_who_waits_for_what_decides_between_copying_and_computing():
 
 @pytest.mark.parametrize("is_local", ["by cost", "unasked"])
 def test_a_prompt_computed_in_place_holds_up_what_arrives_there_and_no_link_is_blamed(is_local):
-    _, placement = pools(transfer_ms_per_token=10.0 if is_local == "by cost" else 0.005)
+    _, placement = pools()
+    links, ms = placement.links, 5000.0 if is_local == "by cost" else 5.0
+    for i in range(60):
+        transfer(links, 8000, ms / 1e3, 10.0 * i)
+    before = links.cost("p", "d", 8000, 1000.0, 1000.0)
     reason = "" if is_local == "by cost" else "many_sequences"
     order = Order("r", Prompt.known(Hashers("s"), range(8000)), None, 50, reason)
-    placed = placement.place(order, 0.0)
+
+    placed = placement.place(order, 1000.0)
+    links.book("p", "d", 1, 1000.0, 1000.0)
+
     assert placed.prefill is None
-    links = placement.links
-    for i in range(20):
-        transfer(links, 8000, 0.005, -100.0 + i, ("p", "other"))
-        transfer(links, 8000, 0.005, -100.0 + i)
-    before = links.cost("p", "d", 8000, 0.0, 0.0)
-
-    links.book("p", "d", 8000, 0.0, 0.0)
-
-    assert placed.main.worker.free_at_s > 0.75
-    assert links.cost("p", "d", 8000, 0.7, 0.7).move_ms == pytest.approx(before.move_ms, rel=0.01)
-    assert links.cost("p", "d", 8000, 0.7, 0.7).wait_ms < 10.0
+    assert placed.main.worker.free_at_s > 1000.75
+    after = links.cost("p", "d", 8000, 1000.7, 1000.7)
+    assert after.move_ms == pytest.approx(before.move_ms, rel=0.01)
+    assert after.wait_ms < 10.0
 
 
 def test_a_transfer_that_cannot_be_is_never_chosen():
