@@ -15,14 +15,22 @@ from dynctl.cli.bench_options import (
     OutDirectory,
     Seed,
     SloText,
-    Url,
     asked_of,
     check_url,
     make_directory,
     parse_slo,
     seed_or_new,
 )
-from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, Output, OutputOption, Yes
+from dynctl.cli.bench_trial import check_arms, find_arms, play, show_trial
+from dynctl.cli.options import (
+    DEFAULT_INVENTORY,
+    AdminSocket,
+    InventoryPath,
+    Local,
+    Output,
+    OutputOption,
+    Yes,
+)
 from dynctl.cli.output import say, wait_for
 from dynctl.errors import UsageError
 
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
     from dynctl.bench.record import Record
     from dynctl.bench.replay import Replay
     from dynctl.bench.report import Report
+    from dynctl.bench.trial import Trial
 
 
 TraceFile = Annotated[Path, typer.Argument(help="JSON lines; what plan --trace takes.")]
@@ -39,6 +48,15 @@ Speed = Annotated[
 FirstPart = Annotated[
     str | None, typer.Option("--duration", help="Only what was recorded within so long.")
 ]
+Urls = Annotated[
+    list[str] | None,
+    typer.Option("--url", help="Server to drive; two: they are the arms. Default: the router."),
+]
+Ab = Annotated[
+    str | None,
+    typer.Option("--ab", help="Two policies of the router to try in turn, as kv,prefix."),
+]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, help="How often each arm plays the trace.")]
 BlockTokens = Annotated[
     int, typer.Option("--block-tokens", min=1, help="What one of hash_ids stands for.")
 ]
@@ -46,13 +64,16 @@ BlockTokens = Annotated[
 
 def command(  # noqa: PLR0917 - one parameter per option
     trace: TraceFile,
-    url: Url = None,
+    url: Urls = None,
     inventory: InventoryPath = DEFAULT_INVENTORY,
     local: Local = False,
     deployment: DeploymentName = None,
     speed: Speed = 1.0,
     duration: FirstPart = None,
     block_tokens: BlockTokens = 512,
+    ab: Ab = None,
+    rounds: Rounds = 2,
+    admin_socket: AdminSocket = None,
     slo: SloText = None,
     seed: Seed = None,
     out: OutDirectory = None,
@@ -73,7 +94,10 @@ def command(  # noqa: PLR0917 - one parameter per option
     Requests leave when they are due, however slow the answers; how late this client was is in the result. The trace's
     own hit rate (one unlimited cache) stands beside the achieved one: bench show --definitions.
 
-    Example: dynctl bench replay toolagent_trace.jsonl --speed 2 --duration 10m --out runs/tools
+    With --ab, or two --url, two arms play it in turn (A B, B A, …), each time with prompts no cache has seen, and the end
+    is a verdict on the second: improved, no change, worse or inconclusive. Routers get their policy back.
+
+    Example: dynctl bench replay trace.jsonl --speed 2 --duration 10m --ab least_loaded,kv
     """
     from dynctl.bench.run import Wish
 
@@ -87,11 +111,19 @@ def command(  # noqa: PLR0917 - one parameter per option
         block_size_tokens=block_size,
     )
     asked = asked_of(api, api_key_env, model, yes=yes)
-    check_url(url)
+    urls = url or []
+    for each in urls:
+        check_url(each)
+    are_two = check_arms(ab, urls, admin_socket)
     make_directory(out)
+    where = (inventory, deployment)
+
+    async def two() -> "Trial":
+        arms = await find_arms(ab, urls, admin_socket, *where, local=local)
+        return await play(arms, asked, wish, rounds, out)
 
     async def main() -> "tuple[Report, tuple[Record, ...]]":
-        router = Router(url) if url else await find_router(inventory, deployment, local=local)
+        router = Router(urls[0]) if urls else await find_router(*where, local=local)
         async with get_ready(router, asked, played) as ready:
             say(
                 f"replay {trace} on {router.url} {ready.target.model}: "
@@ -100,6 +132,11 @@ def command(  # noqa: PLR0917 - one parameter per option
             with interrupts() as stop:
                 return await ready.play(wish, stop)
 
+    if are_two:
+        code = show_trial(wait_for(two()), out, output)
+        if code:
+            raise typer.Exit(code)
+        return
     finish(*wait_for(main()), out, output)
 
 

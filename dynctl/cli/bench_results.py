@@ -1,5 +1,6 @@
 """`dynctl bench show` and `compare`: what stored runs say, alone and against each other. IO: files, terminal."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ from dynctl.cli.options import Output, OutputOption
 from dynctl.cli.output import emit, emit_json, table
 
 if TYPE_CHECKING:
-    from dynctl.bench.compare import Comparison, Run
+    from dynctl.bench.compare import Change, Comparison, Run
     from dynctl.bench.report import Report
 
 Directory = Annotated[Path, typer.Argument(help="Directory that bench run --out wrote.")]
@@ -82,14 +83,21 @@ def _read(directory: Path) -> "Run":
 
 
 def _show_comparison(found: "Comparison") -> None:
-    from dynctl.bench.compare_text import COLUMNS, advice, difference_lines, footnotes, rows
+    from dynctl.bench.compare_text import advice, difference_lines, footnotes
 
     emit(f"A {found.before}, B {found.after}: {found.workload}\n")
-    table(COLUMNS, rows(found.changes), right=COLUMNS[1:5])
-    emit("")
+    show_changes(found.changes)
     for line in (*difference_lines(found), *footnotes(found)):
         emit(line)
     emit(f"\nadvice: {advice(found)}")
+
+
+def show_changes(changes: "Sequence[Change]") -> None:
+    """Write the table of what changed, and an empty line."""
+    from dynctl.bench.compare_text import COLUMNS, rows
+
+    table(COLUMNS, rows(changes), right=COLUMNS[1:5])
+    emit("")
 
 
 def _define(definitions: dict[str, str], output: Output) -> None:

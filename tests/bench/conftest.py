@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import json
+import tempfile
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -233,3 +235,10 @@ def served():
     loop.call_soon_threadsafe(loop.stop)
     thread.join(60)
     loop.close()
+
+
+@pytest.fixture
+def short_dir():
+    """A folder whose paths fit a Unix socket address."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="bn") as path:
+        yield Path(path)

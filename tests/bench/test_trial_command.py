@@ -1,0 +1,231 @@
+"""`bench replay --ab` with simulated engines behind a real router: policies in turn, and given back."""
+
+import asyncio
+import json
+import os
+import signal
+import threading
+from contextlib import AsyncExitStack
+
+import pytest
+
+from dynctl.cli import bench_trial
+from dynctl.cli.main import run
+from dynctl.errors import ExitCode
+from dynctl.http1.server import serve
+from dynctl.router.config import EngineTarget, RouterConfig, make_settings
+from dynctl.router.run import Router, Sockets
+from dynctl.sim.api.routes import Api
+from dynctl.sim.engine import SimEngine
+from dynctl.sim.options import MODEL_DIR, SimOptions
+from dynctl.sim.text import TextModel
+
+NUM_ENGINES = 3
+
+
+async def start(stack, directory):
+    """Start engines and a router; say where the router is."""
+    text, targets = TextModel(MODEL_DIR), []
+    for number in range(NUM_ENGINES):
+        name = f"e{number}"
+        options = SimOptions(
+            uds=f"{directory}/{name}.sock",
+            kv_events=f"ipc://{directory}/{name}.kv",
+            kv_replay=f"ipc://{directory}/{name}.re",
+            prefill_us_per_token=20.0,
+            prefill_base_ms=0.5,
+            decode_ms=0.5,
+        )
+        engine = SimEngine(options, text)
+        server = await serve(Api(engine).handle, path=options.uds)
+        stack.push_async_callback(server.close, 0)
+        await engine.start()
+        stack.push_async_callback(engine.close)
+        targets.append(
+            EngineTarget(
+                id=name,
+                url=f"unix:{options.uds}",
+                kv_events=options.kv_events,
+                kv_replay=options.kv_replay,
+            )
+        )
+    config = RouterConfig(
+        listen="127.0.0.1:0",
+        policy="prefix",
+        tokenizer=str(MODEL_DIR),
+        engines=tuple(targets),
+        settings=make_settings({"engine_poll_s": 0.1, "probe_s": 0}),
+    )
+    router = Router(config, Sockets(admin=f"{directory}/admin.sock"))
+    return await stack.enter_async_context(router)
+
+
+@pytest.fixture
+def routed(short_dir, until):
+    """A router with engines in a thread of their own; yields its address, admin socket and itself."""
+    loop, stack = asyncio.new_event_loop(), AsyncExitStack()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    router = asyncio.run_coroutine_threadsafe(start(stack, short_dir), loop).result(60)
+    try:
+        workers = router.desk.workers
+        until(
+            lambda: (
+                len(workers.all()) == NUM_ENGINES and all(w.is_serving() for w in workers.all())
+            ),
+            "all engines serve",
+        )
+        yield f"http://127.0.0.1:{router.port}", f"{short_dir}/admin.sock", router
+    finally:
+        asyncio.run_coroutine_threadsafe(stack.aclose(), loop).result(60)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(60)
+        loop.close()
+
+
+@pytest.fixture
+def trace(tmp_path):
+    def store(blocks_of, num=60):
+        path = tmp_path / "trace.jsonl"
+        lines = [
+            {
+                "timestamp": 40 * i,
+                "input_length": 64 * len(ids),
+                "output_length": 2,
+                "hash_ids": ids,
+            }
+            for i, ids in enumerate(map(blocks_of, range(num)))
+        ]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return str(path)
+
+    return store
+
+
+def multi_turn(number):
+    """Ten chats of six turns, each prompt beginning with all of the one before."""
+    chat, turn = number % 10, number // 10
+    return [1000 * chat + at for at in range(2 * turn + 2)]
+
+
+def single_turn(number):
+    return [3 * number, 3 * number + 1, 3 * number + 2]
+
+
+def replay(routed, path, *more):
+    url, socket, _ = routed
+    return run(
+        ["bench", "replay", path, "--url", url, "--admin-socket", socket, "--block-tokens", "64",
+         "--ab", "least_loaded,kv", "--rounds", "1", "--yes", *more]
+    )  # fmt: skip
+
+
+def figures(capsys):
+    found = json.loads(capsys.readouterr().out)
+    return found, {change["figure"]: change for change in found["changes"]}
+
+
+def test_kv_finds_more_on_chats_and_every_turn_starts_cold(routed, trace, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert replay(routed, trace(multi_turn), "-o", "json", "--out", str(out)) == 0
+    found, changes = figures(capsys)
+    hits = changes["hit_rate"]
+
+    assert found["schema"] == "dynctl.bench.trial/1"
+    assert found["order"] == ["least_loaded", "kv"]
+    assert hits["verdict"] == "better"
+    assert hits["after"] > 0.6 > hits["before"]
+    assert found["outcome"] in {"improved", "no change", "worse", "inconclusive"}
+    assert found["advice"]
+    assert json.loads((out / "trial.json").read_text()) == found
+    first = json.loads((out / "turn-2" / "requests.jsonl").read_text().splitlines()[0])
+    assert first["cached_tokens"] <= 16, "no more than the chat template"
+
+
+def test_single_turns_have_no_hits_under_either(routed, trace, capsys):
+    assert replay(routed, trace(single_turn), "-o", "json") == 0
+    found, changes = figures(capsys)
+
+    assert found["recorded"]["ideal_ratio"] == 0
+    assert changes["hit_rate"]["verdict"] == "same"
+    assert changes["hit_rate"]["after"] < 0.1
+
+
+def test_the_table_ends_in_verdict_and_advice_and_the_policy_is_given_back(routed, trace, capsys):
+    assert replay(routed, trace(single_turn, 12), "--rounds", "2") == 0
+    out, err = capsys.readouterr()
+
+    assert out.splitlines()[-2].startswith("verdict: ")
+    assert out.splitlines()[-1].startswith("advice: ")
+    assert [line.split()[1] for line in err.splitlines() if line.startswith("policy ")] == [
+        "least_loaded", "kv", "kv", "least_loaded", "prefix",
+    ]  # fmt: skip
+    assert routed[2].desk.policy_name == "prefix"
+
+
+def test_an_interrupt_gives_the_policy_back_and_exits_130(routed, trace, capsys, until):
+    def interrupt():
+        until(lambda: routed[2].desk.policy_name == "kv", "the second arm plays")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    code = replay(routed, trace(single_turn, 100))
+    interrupting.join()
+
+    assert code == ExitCode.INTERRUPTED
+    assert routed[2].desk.policy_name == "prefix"
+    assert "no round came to its end" in capsys.readouterr().err
+
+
+def test_two_addresses_are_two_arms(served, trace, capsys):
+    one, other = served(ttft_s=0.0), served(ttft_s=0.0)
+    path = trace(single_turn, 12)
+
+    assert run(["bench", "replay", path, "--url", one.url, "--url", other.url, "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["arms"] == [one.url, other.url]
+    assert len(one.bodies) == len(other.bodies) > 24
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [(["--ab", "kv"], "is not two policies"), (["--ab", "kv,best"], "'best'"),
+     (["--url", "http://127.0.0.1:2", "--ab", "kv,prefix"], "exclude each other"),
+     (["--admin-socket", "/x"], "add --ab"), (["--url", "http://h:2", "--url", "http://h:3"], "there are two arms")],
+)  # fmt: skip
+def test_arms_that_make_no_sense_are_refused(trace, capsys, args, said):
+    command = ["bench", "replay", trace(single_turn), "--url", "http://127.0.0.1:1", *args]
+
+    assert run(command) == ExitCode.USAGE
+    assert said in capsys.readouterr().err
+
+
+class Told:
+    """Routers that differ, or forget how to answer once they were changed."""
+
+    def __init__(self, *policies, fails=False):
+        self.policies, self.fails = policies, fails
+
+    async def ask(self, changes=()):
+        if changes and self.fails:
+            raise bench_trial.DynctlError("h1: gone")
+        return bench_trial.Answers({f"r{i}": [{"policy": p}] for i, p in enumerate(self.policies)})
+
+
+def test_routers_that_differ_are_refused_since_one_policy_cannot_be_given_back_to_all():
+    async def main():
+        async with bench_trial.policy_kept(Told("kv", "prefix")):
+            pass
+
+    with pytest.raises(bench_trial.UsageError, match="different policies: kv, prefix"):
+        asyncio.run(main())
+
+
+def test_a_policy_that_cannot_be_given_back_is_said_with_the_command_that_does(capsys):
+    async def main():
+        async with bench_trial.policy_kept(Told("kv", fails=True)):
+            pass
+
+    asyncio.run(main())
+    assert "could not be given back: h1: gone\n  dynctl policy kv\n" in capsys.readouterr().err
