@@ -18,7 +18,9 @@ from dynctl.agents.protocol import EngineWish
 from dynctl.agents.root import Facts
 from dynctl.core.text import clean
 from dynctl.errors import EngineError, ProbeError
+from dynctl.http1.message import Header
 from dynctl.http1.upstream import Address, Response, Upstream, UpstreamError
+from dynctl.kv.ranks import rank_headers
 
 _QUICK_S = 2.0
 _METRICS_S = 5.0
@@ -38,7 +40,13 @@ class UnfitError(EngineError):
 
 
 async def ask(
-    at: Endpoints, method: str, target: str, body: bytes = b"", *, timeout_s: float = _QUICK_S
+    at: Endpoints,
+    method: str,
+    target: str,
+    body: bytes = b"",
+    *,
+    headers: tuple[Header, ...] = (),
+    timeout_s: float = _QUICK_S,
 ) -> Response:
     """Send one request on a connection of its own.
 
@@ -51,7 +59,8 @@ async def ask(
         parts = urlsplit(at.url)
         address = Address(host=parts.hostname or "", port=parts.port or 80)
     upstream = Upstream(address)
-    headers = ((b"content-type", b"application/json"),) if body else ()
+    if body:
+        headers = ((b"content-type", b"application/json"), *headers)
     try:
         return await upstream.fetch(method, target, headers, body, timeout_s)
     finally:
@@ -138,7 +147,8 @@ async def engine_facts(
     try:
         await _check_version(wish, capabilities, at)
         say("/health says 200; asked for a first token")
-        await _produce_token(wish, at)
+        for rank in range(wish.dp):
+            await _produce_token(wish, at, rank)
         max_model_len = await _model_limit(wish, at)
         facts = cache_facts(await metrics(at))
     except (UpstreamError, ProbeError) as error:
@@ -167,21 +177,24 @@ async def _check_version(wish: EngineWish, capabilities: Capabilities, at: Endpo
 
 
 async def says_token(wish: EngineWish, at: Endpoints, timeout_s: float) -> bool:
-    """Ask an engine that was ready for one token; a refusal is a sign of life, too."""
-    try:
-        response = await _ask_token(wish, at, timeout_s)
-    except UpstreamError:
-        return False
-    return response.status < 500
+    """Ask an engine that was ready for one token of each of its ranks; a refusal is a sign of life, too."""
+    asked = [_ask_token(wish, at, rank, timeout_s) for rank in range(wish.dp)]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException) and not isinstance(answer, UpstreamError):
+            raise answer
+    return all(isinstance(answer, Response) and answer.status < 500 for answer in answers)
 
 
-async def _ask_token(wish: EngineWish, at: Endpoints, timeout_s: float) -> Response:
+async def _ask_token(wish: EngineWish, at: Endpoints, rank: int, timeout_s: float) -> Response:
     body = {"model": wish.name, "prompt": "1", "max_tokens": 1, "temperature": 0}
-    return await ask(at, "POST", "/v1/completions", json.dumps(body).encode(), timeout_s=timeout_s)
+    headers = rank_headers(rank, wish.dp)
+    content = json.dumps(body).encode()
+    return await ask(at, "POST", "/v1/completions", content, headers=headers, timeout_s=timeout_s)
 
 
-async def _produce_token(wish: EngineWish, at: Endpoints) -> None:
-    response = await _ask_token(wish, at, _TOKEN_S)
+async def _produce_token(wish: EngineWish, at: Endpoints, rank: int) -> None:
+    response = await _ask_token(wish, at, rank, _TOKEN_S)
     answer = _object(response)
     if response.status == 200 and answer.get("choices"):
         return

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from dynctl.agents.protocol import EngineWish
 from dynctl.core.exposition import parse
+from dynctl.kv.ranks import COUNTED
 
 NUM_INTERNAL_PORTS = 16
 """Loopback ports set apart for one engine's own processes, from `Places.internal_port` on."""
@@ -26,13 +27,13 @@ class Places:
     incarnation: str
     internal_port: int = 0
 
-    def endpoints(self, topic: str) -> "Endpoints":
-        """The endpoints an engine shall open: Unix sockets only."""
-        ipc = f"ipc://{self.directory}"
+    def endpoints(self, topic: str, ranks: int = 1) -> "Endpoints":
+        """The endpoints an engine shall open: Unix sockets only; of several ranks each derives its own."""
+        ipc = f"ipc://{self.directory}/{'' if ranks == 1 else f'{COUNTED}-'}"
         return Endpoints(
             socket=f"{self.directory}/http",
-            kv_events=f"{ipc}/kv",
-            kv_replay=f"{ipc}/replay",
+            kv_events=f"{ipc}kv",
+            kv_replay=f"{ipc}replay",
             topic=topic,
         )
 
@@ -46,6 +47,7 @@ class Endpoints:
     url: str = ""
     """`http://host:port`, of adopted servers only."""
     kv_events: str | None = None
+    """Of the first data-parallel rank; `kv.ranks` tells those of the others."""
     kv_replay: str | None = None
     topic: str = ""
 

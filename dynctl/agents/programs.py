@@ -104,8 +104,8 @@ class EngineProgram(Program):
         self.policy = RestartPolicy() if can.is_process else RestartPolicy(max_starts=10**9)
         self.gpu_uuids = tuple(gpu.uuid for gpu in wish.gpus)
         self.needs_gpus = can.needs_gpus and wish.device == "gpu"
-        port = wish.side_channel_port if can.is_process and wish.kv_transfer else None
-        self.listens_on = () if port is None else (port,)
+        listens = can.is_process and wish.kv_transfer
+        self.listens_on = tuple(wish.side_channel_ports) if listens else ()
         self.needs_internal_ports = can.needs_gpus and wish.internal_port is None
         self.start_deadline_s = wish.start_deadline_s
         self.deadline_s = can.deadline_s(wish.start_deadline_s)

@@ -44,9 +44,13 @@ class EngineWish:
     tp: int = 1
     pp: int = 1
     dp: int = 1
+    """Data-parallel ranks, each on tp × pp GPUs of its own."""
+    ep: int = 1
+    """Expert-parallel size: 1, or all tp × dp ranks."""
     data_address: str = "127.0.0.1"
     """Where other hosts reach this one's NIXL side channel."""
     side_channel_port: int | None = None
+    """Of the first rank; each other has the next one."""
     internal_port: int | None = None
     """First of 16 loopback ports the engine may use within the host; None: the agent finds free ones."""
     nics: tuple[str, ...] = ()
@@ -77,6 +81,12 @@ class EngineWish:
     def name(self) -> str:
         """The name clients ask for."""
         return self.served_name or self.model
+
+    @property
+    def side_channel_ports(self) -> range:
+        """Where its ranks hand over KV blocks; empty: they do not."""
+        first = self.side_channel_port
+        return range(0) if first is None else range(first, first + self.dp)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ def relay_entry(unit: Unit) -> RelayEntry | None:
         kv_capacity_tokens=run.facts.kv_capacity_tokens if run else 0,
         max_model_len_tokens=run.facts.max_model_len_tokens if run else 0,
         max_num_seqs=wish.max_num_seqs or 0,
+        ranks=wish.dp,
         side_channel_host=wish.data_address if wish.kv_transfer else "",
         side_channel_port=(wish.side_channel_port or 0) if wish.kv_transfer else 0,
     )

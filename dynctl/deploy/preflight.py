@@ -67,9 +67,10 @@ def _ports(slice_: HostSlice, fresh: set[str]) -> list[tuple[str, int]]:
         ports.append((slice_.relay.listen_host, slice_.relay.port))
     ports += [split_listen(unit.listen) for unit in slice_.routers if unit.id in fresh]
     ports += [
-        (engine.data_address, engine.side_channel_port)
+        (engine.data_address, port)
         for engine in slice_.engines
-        if engine.id in fresh and engine.side_channel_port is not None
+        if engine.id in fresh
+        for port in engine.side_channel_ports
     ]
     return [(host, port) for host, port in ports if port != 0]
 

@@ -112,6 +112,7 @@ def _engine(
         tp=pool.parallelism.tp,
         pp=pool.parallelism.pp,
         dp=pool.parallelism.dp,
+        ep=pool.parallelism.ep,
         data_address=host.data_address,
         side_channel_port=replica.side_channel_port,
         nics=replica.nics,
@@ -250,8 +251,9 @@ def listens_openly(slice_: HostSlice) -> list[str]:
         unit.listen for unit in slice_.routers if not is_loopback(split_listen(unit.listen)[0])
     ]
     nixl = [
-        f"{engine.data_address}:{engine.side_channel_port} (NIXL side channel of {engine.id}, unauthenticated)"
+        f"{engine.data_address}:{port} (NIXL side channel of {engine.id}, unauthenticated)"
         for engine in slice_.engines
-        if engine.side_channel_port is not None and not is_loopback(engine.data_address)
+        if not is_loopback(engine.data_address)
+        for port in engine.side_channel_ports
     ]
     return routers + nixl

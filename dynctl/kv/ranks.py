@@ -7,6 +7,9 @@ Source: `ZmqEventPublisher.offset_endpoint_port` of vLLM 0.32.0. Pure.
 MAX_RANKS = 64
 """Of one engine."""
 
+RANK_HEADER = b"x-data-parallel-rank"
+"""In which a request names its rank. Source: `GenerateBaseServing._get_data_parallel_rank` of vLLM 0.32.0."""
+
 COUNTED = "inproc"
 """vLLM has a place per rank for endpoints with this text in them, and for TCP ports; other Unix sockets make it give up."""
 
@@ -27,6 +30,11 @@ def can_count(first: str, ranks: int) -> bool:
         return True
     port = first.rpartition(":")[2]
     return first.startswith("tcp://") and port.isdecimal() and 0 < int(port) <= 65536 - ranks
+
+
+def rank_headers(rank: int, ranks: int) -> tuple[tuple[bytes, bytes], ...]:
+    """What a request says that is meant for one of an engine's ranks; nothing, where there is only one."""
+    return () if ranks == 1 else ((RANK_HEADER, b"%d" % rank),)
 
 
 class RankOrder:

@@ -1,7 +1,9 @@
 """The simulated engine under supervision, in every role."""
 
 import asyncio
+import json
 import os
+import re
 import signal
 
 import pytest
@@ -41,6 +43,35 @@ def test_sim_engine_becomes_ready_and_tells_its_cache(supervised, tools, role, f
         assert info.kv_capacity_tokens > 0
         (sample,) = (await Sampler(supervisor).sample()).engines
         assert sample.generation_tokens_total == 1
+        assert await supervisor.shutdown(now=False) == []
+
+    supervised(body)
+
+
+def test_an_engine_is_ready_once_each_of_its_ranks_has_given_a_token(supervised, tools, free_ports):
+    port = free_ports(2)
+
+    async def body(supervisor):
+        transfer = {"kv_transfer": True, "side_channel_port": port}
+        await supervisor.apply(tools.host_slice(sim("s0", "prefill", dp=2, **transfer)))
+        await tools.until(supervisor, lambda: tools.state(supervisor, "s0") is S.READY)
+
+        (entry,) = supervisor.relay_table
+        assert (entry.info.ranks, entry.info.side_channel_port) == (2, port)
+        unit = supervisor.units["s0"]
+        assert unit.program.listens_on == (port, port + 1)
+        text = await ask.metrics(entry_at := unit.run.at)
+        tokens = re.findall(r'vllm:generation_tokens_total\{engine="(\d)".*\} (\S+)', text)
+        assert tokens == [("0", "1.0"), ("1", "1.0")]
+        sources = (await ask.ask(entry_at, "GET", "/kv_event_sources")).body
+        told = {number: one["endpoint"] for number, one in json.loads(sources).items()}
+        assert told == {"0": entry.kv_events, "1": f"{entry.kv_events}_dp1"}
+        assert await ask.says_token(unit.program.wish, entry_at, 30.0)
+        text = await ask.metrics(entry_at)
+        tokens = re.findall(r'vllm:generation_tokens_total\{engine="(\d)".*\} (\S+)', text)
+        assert tokens == [("0", "2.0"), ("1", "2.0")]
+        (sample,) = (await Sampler(supervisor).sample()).engines
+        assert sample.generation_tokens_total == 4
         assert await supervisor.shutdown(now=False) == []
 
     supervised(body)

@@ -92,11 +92,11 @@ def test_config_error_fails_at_the_first_start(supervised, engine, tools):
 
 def test_wish_that_can_never_start_says_so_without_a_process(supervised, engine, tools):
     async def body(supervisor):
-        await supervisor.apply(tools.host_slice(engine(dp=2)))
+        await supervisor.apply(tools.host_slice(engine(ep=2)))
         await tools.until(supervisor, lambda: tools.state(supervisor) is S.FAILED)
 
         (status,) = supervisor.status.units
-        assert "independent replicas" in status.last_error
+        assert "EP 2" in status.last_error
         assert status.pid is None
 
     supervised(body)

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from dynctl.agents.launch import Capabilities, Endpoints, Launch, Places
 from dynctl.agents.protocol import EngineWish
+from dynctl.kv.ranks import can_count
 
 _FLAGS = frozenset({"kv-events", "kv-replay", "topic"})
 
@@ -29,6 +30,11 @@ class ExternalEngine:
             found.append(f"engine url {wish.url!r} must look like http://HOST:PORT")
         elif parts.path not in ("", "/") or parts.query or parts.username:
             found.append(f"engine url {wish.url!r} must end after the port")
+        found += [
+            f"engine flag {name}: {value!r} has no place for each of {wish.dp} ranks; write tcp://HOST:PORT"
+            for name, value in wish.args
+            if name in ("kv-events", "kv-replay") and not can_count(value, wish.dp)
+        ]
         return tuple(found)
 
     def launch(self, wish: EngineWish, places: Places) -> Launch:  # noqa: ARG002 - the seam's signature

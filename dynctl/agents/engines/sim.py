@@ -17,6 +17,7 @@ _MANAGED = frozenset(
         "kv-replay",
         "topic",
         "side-channel",
+        "data-parallel-size",
         "control",
         "shutdown-timeout",
         "max-model-len",
@@ -44,7 +45,7 @@ class SimEngine:
 
     def launch(self, wish: EngineWish, places: Places) -> Launch:
         """Say how to start it."""
-        at = places.endpoints(f"kv@{wish.id}")
+        at = places.endpoints(f"kv@{wish.id}", wish.dp)
         argv = [
             *(places.python, "-sP", "-m", "dynctl.sim", "--uds", at.socket),
             *("--model", wish.name, "--role", _ROLES[wish.role]),
@@ -59,6 +60,8 @@ class SimEngine:
                 argv += [flag, str(value)]
         argv += ["--kv-events", f"{at.kv_events}", "--kv-replay", f"{at.kv_replay}"]
         argv += ["--topic", at.topic]
+        if wish.dp > 1:
+            argv += ["--data-parallel-size", str(wish.dp)]
         if wish.kv_transfer:
             argv += ["--side-channel", f"{wish.data_address}:{wish.side_channel_port}"]
         argv += ["--control", f"{places.directory}/control", "--shutdown-timeout", "5"]

@@ -87,19 +87,21 @@ class VllmEngine:
             found.append("engine.python must name the interpreter of the environment with vllm")
         if wish.device not in ("gpu", "cpu"):
             found.append(f"device {wish.device!r} is neither gpu nor cpu")
-        num_gpus = wish.tp * wish.pp
+        num_gpus = wish.tp * wish.pp * wish.dp
         if wish.device == "gpu" and len(wish.gpus) != num_gpus:
-            found.append(f"TP {wish.tp} × PP {wish.pp} takes {num_gpus} GPUs, not {len(wish.gpus)}")
-        if wish.dp != 1:
-            # vLLM publishes KV events of further ranks on TCP ports only, where anyone could read prompts.
-            found.append("data parallel engines are not supported: plan independent replicas")
+            sizes = f"TP {wish.tp} × PP {wish.pp}" + (f" × DP {wish.dp}" if wish.dp > 1 else "")
+            found.append(f"{sizes} takes {num_gpus} GPUs, not {len(wish.gpus)}")
+        if wish.ep not in (1, wish.tp * wish.dp):
+            found.append(
+                f"EP {wish.ep}: vLLM spreads experts over all {wish.tp * wish.dp} ranks of TP × DP, or none"
+            )
         if wish.kv_transfer and wish.side_channel_port is None:
             found.append("it hands over KV blocks but the plan gives it no side channel port")
         return tuple(found)
 
     def launch(self, wish: EngineWish, places: Places) -> Launch:
         """Say how to start it."""
-        at = places.endpoints(f"kv@{wish.id}")
+        at = places.endpoints(f"kv@{wish.id}", wish.dp)
         return Launch(
             argv=(*_argv(wish, places, at), *extra_flags(wish.args)),
             env=_merged(_env(wish, places), wish.env),
@@ -129,6 +131,10 @@ def _argv(wish: EngineWish, places: Places, at: Endpoints) -> list[str]:
     argv += ["--tensor-parallel-size", str(wish.tp), "--pipeline-parallel-size", str(wish.pp)]
     if wish.tp * wish.pp > 1:
         argv += ["--distributed-executor-backend", "mp"]
+    if wish.dp > 1:
+        argv += ["--data-parallel-size", str(wish.dp)]
+    if wish.ep > 1:
+        argv += ["--enable-expert-parallel"]
     argv += ["--master-port", str(places.internal_port)]
     argv += ["--kv-events-config", _json(_kv_events(at))]
     if wish.kv_transfer:

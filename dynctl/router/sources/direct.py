@@ -17,6 +17,7 @@ from dynctl.core.text import clean
 from dynctl.errors import DynctlError, ProbeError
 from dynctl.http1.upstream import Upstream, UpstreamError
 from dynctl.kv.emptied import CacheWatch, read_figures
+from dynctl.kv.ranks import rank_headers
 from dynctl.kv.reader import ReplaySlots
 from dynctl.router.config import EngineTarget, Settings
 from dynctl.router.prompt import Hashers
@@ -25,7 +26,7 @@ from dynctl.router.sources.layout import ask_layout, read_layout
 from dynctl.router.sources.parity import check_parity
 from dynctl.router.sources.ranks import EngineEvents
 from dynctl.router.sources.route import Route, limits, parse_url
-from dynctl.router.sources.split import rank_headers, worker_ids, workers_of
+from dynctl.router.sources.split import worker_ids, workers_of
 from dynctl.router.tokens import ModelTokenizer
 
 log = logging.getLogger("dynctl.router")

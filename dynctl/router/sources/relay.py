@@ -14,6 +14,7 @@ from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.core.text import clean, is_name
 from dynctl.http1.stream import open_stream
 from dynctl.http1.upstream import Address, Upstream, UpstreamError
+from dynctl.kv.ranks import rank_headers
 from dynctl.kv.wire import (
     ALL_MEDIA,
     FrameReader,
@@ -28,7 +29,7 @@ from dynctl.router.sources.fleet import Fleet
 from dynctl.router.sources.layout import is_caching
 from dynctl.router.sources.parity import check_parity
 from dynctl.router.sources.route import Route, limits
-from dynctl.router.sources.split import num_ranks, rank_headers, worker_ids, workers_of
+from dynctl.router.sources.split import num_ranks, worker_ids, workers_of
 from dynctl.router.tokens import ModelTokenizer
 
 log = logging.getLogger("dynctl.router")

@@ -8,11 +8,7 @@ header. Pure.
 from dataclasses import replace
 
 from dynctl.core.deployment import EngineInfo
-from dynctl.http1.message import Header
 from dynctl.kv.ranks import MAX_RANKS
-
-RANK_HEADER = b"x-data-parallel-rank"
-"""Source: `GenerateBaseServing._get_data_parallel_rank` of vLLM 0.32.0. Counts the ranks of the server that is asked."""
 
 
 def num_ranks(info: EngineInfo) -> int:
@@ -44,8 +40,3 @@ def workers_of(info: EngineInfo) -> tuple[EngineInfo, ...]:
             for rank, name in enumerate(worker_ids(info.id, ranks))
         ]
     )
-
-
-def rank_headers(rank: int, ranks: int) -> tuple[Header, ...]:
-    """What a request says that is meant for one of several ranks."""
-    return () if ranks == 1 else ((RANK_HEADER, b"%d" % rank),)

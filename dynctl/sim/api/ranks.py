@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 from dynctl.http1.server import Request
+from dynctl.kv.ranks import RANK_HEADER
 from dynctl.sim.api.requests import RefusedError
 from dynctl.sim.engine import SimEngine
-
-_HEADER = b"x-data-parallel-rank"
 
 
 def rank_asked(request: Request, ranks: Sequence[SimEngine]) -> SimEngine | None:
@@ -15,7 +14,7 @@ def rank_asked(request: Request, ranks: Sequence[SimEngine]) -> SimEngine | None
     Raises:
         RefusedError: when there is no such rank.
     """
-    text = request.header(_HEADER)
+    text = request.header(RANK_HEADER)
     try:
         number = None if text is None else int(text)
     except ValueError:
