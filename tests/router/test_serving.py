@@ -3,8 +3,10 @@
 import asyncio
 import json
 
-from router_bench import Client, events, routed, text_of, until
+from router_bench import events, routed, text_of, until
 from router_fakes import MODEL, FakeEngine
+
+from dynctl.http1.upstream import Address, Upstream, UpstreamLimits
 
 
 def test_whole_answers_pass_byte_for_byte(run):
@@ -262,21 +264,27 @@ def test_an_engine_that_hangs_is_given_up_at_the_deadline(run):
 
 
 def test_two_thousand_streams_at_once_are_all_served_half_of_them_after_waiting(run):
+    """However long a busy machine takes for so many connections."""
+    patient = {"queue_timeout_s": 300, "first_token_timeout_s": 300, "gap_timeout_s": 300}
+    patient |= {"default_slots": 250, "connect_timeout_s": 300, "engine_poll_s": 60}
+    body = json.dumps({"model": MODEL, "prompt": "hello", "stream": True}).encode()
+
     async def main():
         engines = [FakeEngine(f"e{i}", tokens=3) for i in range(4)]
-        limits = {"default_slots": 250, "queue_timeout_s": 300, "first_token_timeout_s": 300}
-        async with routed(*engines, settings=limits) as bench:
+        async with routed(*engines, settings=patient) as bench:
             for engine in engines:
                 engine.go.clear()
-            # A client of ours has at most 1,024 connections.
-            clients = [Client(bench.router.port) for _ in range(2)]
+            limits = UpstreamLimits(max_connections=2000, connect_timeout_s=300)
+            many = Upstream(Address(host="127.0.0.1", port=bench.router.port), limits)
+            json_ = ((b"content-type", b"application/json"),)
             calls = [
-                asyncio.create_task(client.complete(stream=True))
-                for client in clients
-                for _ in range(1000)
+                asyncio.create_task(
+                    many.fetch("POST", "/v1/completions", json_, body, timeout_s=300)
+                )
+                for _ in range(2000)
             ]
-            await until(lambda: len(bench.desk.line) == 1000)
-            await until(lambda: [engine.num_running for engine in engines] == [250] * 4)
+            await until(lambda: len(bench.desk.line) == 1000, timeout_s=140)
+            await until(lambda: [engine.num_running for engine in engines] == [250] * 4, 140)
             for engine in engines:
                 engine.go.set()
             answers = await asyncio.gather(*calls)
@@ -285,7 +293,6 @@ def test_two_thousand_streams_at_once_are_all_served_half_of_them_after_waiting(
             assert all(events(answer.body)[-1] == b"[DONE]" for answer in answers)
             assert max(engine.most_running for engine in engines) == 250
             bench.assert_books_balance()
-            for client in clients:
-                await client.upstream.close()
+            await many.close()
 
     run(main)
