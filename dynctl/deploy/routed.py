@@ -22,6 +22,8 @@ from dynctl.router.seen import FAILING, FIRST_EVENTS, UNREACHABLE, Seen
 LIMIT_S = 60.0
 """After all is ready. A relay's table comes at once, or when the router has connected; first KV events are waited for 20 s."""
 HEARTBEAT_S = 10.0
+_MAX_TOLD = 8
+"""Named each time it is told what is waited for."""
 
 _TEXTS = {
     UNREACHABLE: "is out of its reach",
@@ -176,7 +178,9 @@ class Routing:
             )
         if now_s - self._told_s > HEARTBEAT_S:
             self._told_s = now_s
-            for each in left:
-                passed = f"{format_seconds(passed_s)} of {format_seconds(LIMIT_S)}"
+            passed = f"{format_seconds(passed_s)} of {format_seconds(LIMIT_S)}"
+            for each in left[:_MAX_TOLD]:
                 self._tell(each.host_name, each.router_id, f"{each.text}, {passed}")
+            if len(left) > _MAX_TOLD:
+                self._tell("", "wait", f"and {len(left) - _MAX_TOLD} more, see dynctl status")
         return True

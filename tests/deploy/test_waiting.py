@@ -162,6 +162,19 @@ def test_a_router_that_never_does_ends_up_with_what_it_lacks_and_exit_6(
     assert "dynctl logs r0" in caught.value.hint
 
 
+def test_of_many_that_are_not_reached_some_are_named(monkeypatch, goals):
+    monkeypatch.setattr(routed, "HEARTBEAT_S", -1.0)
+    agent = Agent("a")
+    many = [replace(PREFILL, id=f"e{i}", incarnation=f"run{i}") for i in range(20)]
+    reached = tuple(SeenEngine(one.id, one.incarnation, "prefill") for one in many)
+    agent.units, agent.views = (*many, CHAT_ROUTER), [Seen((), {}), Seen(reached, {})]
+
+    told, _ = wait(monkeypatch, goals, agent)
+
+    assert len(told) == 9
+    assert told[-1] == ("", "wait", "and 12 more, see dynctl status")
+
+
 def test_a_router_is_not_asked_for_engines_that_are_drained_or_of_another_deployment(
     monkeypatch, goals
 ):
