@@ -3,6 +3,8 @@
 import random
 
 import pytest
+from router_bench import routed, until
+from router_fakes import MODEL, FakeEngine
 
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.router.config import Settings
@@ -129,3 +131,21 @@ def test_tokens_that_come_in_one_read_teach_no_pace_and_break_nothing():
     for _ in range(200):
         worker.gaps_took(0.0)
     assert worker.load() is not None
+
+
+@pytest.mark.parametrize("prompt", ["hello", "hello " * 400])
+def test_what_answers_were_like_is_learned_on_both_ways_of_a_request(run, prompt):
+    async def main():
+        async with routed(FakeEngine("e0", tokens=40, gap_s=0.001), policy="kv") as bench:
+            table = bench.desk.workers
+            worker, gap_ms = table.get("e0"), table.tally.pressure.gap_ms
+            for _ in range(3):
+                body = {"model": MODEL, "prompt": prompt, "stream": True}
+                answer = await bench.client.post("/v1/completions", body, x_dynctl_route_key="mine")
+                assert answer.status == 200
+            await until(lambda: not bench.desk.flights)
+            assert table.lengths.expected("mine", None) == 40
+            assert worker.prefill.num_seen == table.tally.prefill.num_seen == 3
+            assert table.tally.pressure.gap_ms != gap_ms
+
+    run(main)
