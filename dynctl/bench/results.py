@@ -34,7 +34,7 @@ def write(directory: Path, report: Report, records: Sequence[Record]) -> None:
         lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
         write_atomic(directory / REQUESTS, lines)
     except OSError as error:
-        raise DynctlError(f"cannot write to {directory}: {error.strerror}") from error
+        raise DynctlError(f"cannot write to {directory}: {reason(error)}") from error
 
 
 def read_report(directory: Path) -> Report:

@@ -1,6 +1,5 @@
 """Options that `dynctl bench run` and `replay` share, and what is refused of them. IO: files, environment."""
 
-import errno
 import os
 import secrets
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import typer
 
 from dynctl.core.workload import Slo
 from dynctl.errors import UsageError
+from dynctl.files import make_writable, reason
 
 SLO_KEYS = {
     "ttft": "ttft_ms",
@@ -108,12 +108,10 @@ def make_directory(out: Path | None) -> None:
     if out is None:
         return
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        if not os.access(out, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        make_writable(out)
     except OSError as error:
         raise UsageError(
-            f"--out {out}: cannot write there: {error.strerror}", "name another directory"
+            f"--out {out}: cannot write there: {reason(error)}", "name another directory"
         ) from error
 
 

@@ -33,6 +33,7 @@ from dynctl.cli.options import (
 )
 from dynctl.cli.output import say, wait_for
 from dynctl.errors import UsageError
+from dynctl.files import reason
 
 if TYPE_CHECKING:
     from dynctl.bench.record import Record
@@ -157,7 +158,7 @@ def read(path: Path, speed: float, duration: str | None, block_tokens: int) -> "
         with path.open(encoding="utf-8") as lines:
             trace = read_trace(lines, str(path), block_tokens=block_tokens, keep_texts=True)
     except (OSError, UnicodeDecodeError) as error:
-        cause = error.strerror if isinstance(error, OSError) else "this is no UTF-8 text"
+        cause = reason(error) if isinstance(error, OSError) else "this is no UTF-8 text"
         raise UsageError(f"cannot read {path}: {cause}") from error
     trace = replace(trace, name=path.name)
     if until_s is not None:

@@ -54,3 +54,14 @@ def test_no_unsafe_deserialisation_and_no_shell_anywhere():
                 "full_load",
             }:
                 raise AssertionError(f"{path}: {node.attr}")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_why_a_call_failed_is_said_by_the_one_function_for_it(path):
+    """`strerror` is None, or asyncio's text that repeats the address, in some errors; what runs alone on hosts has only that."""
+    if path == ROOT / "files.py" or path.parent.name == "onhost":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and node.attr == "strerror":
+            assert isinstance(node.value, ast.Name), node.lineno
+            assert node.value.id == "os", f"line {node.lineno}: use dynctl.files.reason"
