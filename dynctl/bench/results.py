@@ -1,21 +1,28 @@
-"""A run's directory: `result.json` (the report) and `requests.jsonl` (a line per request). Not here: what they mean.
+"""What is stored: a run's `result.json` (the report) and `requests.jsonl` (a line per request), a trial's `trial.json`.
+
+Not here: what they mean.
 
 IO: files.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from dynctl.bench.record import Record
 from dynctl.bench.report import SCHEMA, Report
+from dynctl.bench.trial import SCHEMA as TRIAL_SCHEMA
+from dynctl.bench.trial import Trial
 from dynctl.errors import DynctlError, UsageError
 from dynctl.files import reason, write_atomic
 from dynctl.store import save
 
 RESULT = "result.json"
 REQUESTS = "requests.jsonl"
+TRIAL = "trial.json"
+T = TypeVar("T")
 _IS_A_RESULT = "give a directory that dynctl bench run --out wrote"
 
 
@@ -44,15 +51,29 @@ def read_report(directory: Path) -> Report:
         UsageError: when there is none, it is damaged, or of another version.
     """
     path = directory if directory.name == RESULT else directory / RESULT
+    return _read(path, Report, SCHEMA)
+
+
+def read_trial(directory: Path) -> Trial | None:
+    """Read a trial; None where a directory holds none.
+
+    Raises:
+        UsageError: when it is damaged or of another version.
+    """
+    path = directory if directory.name == TRIAL else directory / TRIAL
+    return _read(path, Trial, TRIAL_SCHEMA) if path.exists() else None
+
+
+def _read(path: Path, kind: type[T], known: str) -> T:
     content = _content(path)
     try:
         schema = msgspec.json.decode(content, type=_Head).schema
-        if schema != SCHEMA:
+        if schema != known:
             raise UsageError(
-                f"{path} is {schema or 'of no schema'}, and this dynctl reads {SCHEMA}",
+                f"{path} is {schema or 'of no schema'}, and this dynctl reads {known}",
                 _IS_A_RESULT,
             )
-        return msgspec.json.decode(content, type=Report)
+        return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is no result of dynctl bench: {error}", _IS_A_RESULT) from error
 

@@ -37,6 +37,7 @@ DEFINITIONS = {
     "always first",
     "cold start": "each turn's prompts are made with a seed of its own: no two turns share a block, so none finds what "
     "another left behind; engines then evict what is left first, since it was used longest ago",
+    "rounds": "one in which the load generator was the limit is left out with both its turns",
     "improved, worse": "a deciding figure ("
     + ", ".join(DECIDING)
     + ") is better (worse) by more than 5%, failed "
@@ -77,8 +78,10 @@ class Trial:
     changes: tuple[Change, ...]
     outcome: Outcome
     advice: str
-    client_limited: tuple[str, ...]
-    """Of each turn in which the load generator was the limit, why."""
+    client_limited: dict[str, str]
+    """By turn in which the load generator was the limit, why; its round is left out."""
+    num_rounds: int
+    """That count; 0: the load generator was the limit in all, so the figures are not the servers'."""
     is_partial: bool
     """Interrupted: rounds that both arms did not end are left out."""
     definitions: dict[str, str] = field(default_factory=lambda: DEFINITIONS)
@@ -98,27 +101,35 @@ def judge_trial(
     arms: tuple[str, str], turns: Sequence[Turn], *, is_partial: bool = False
 ) -> Trial | None:
     """Judge the rounds that both arms ended; None when there is none."""
-    whole = [turn for turn in turns if not turn.report.is_partial]
-    whole = whole[: len(whole) // 2 * 2]
-    if not whole:
+    ended = [turn for turn in turns if not turn.report.is_partial]
+    rounds = [ended[at : at + 2] for at in range(0, len(ended) - 1, 2)]
+    if not rounds:
         return None
-    recorded = whole[0].report.setting.recorded
+    limited = {
+        f"round {at + 1}, {arms[turn.arm]}": turn.report.client_limited
+        for at, both in enumerate(rounds)
+        for turn in both
+        if turn.report.client_limited
+    }
+    sound = [both for both in rounds if not any(turn.report.client_limited for turn in both)]
+    whole = [turn for both in (sound or rounds) for turn in both]
     sides = _sides(whole)
     figures = [
         changed(*sides, name, tolerance_of(name), are_paired=True) for name in _figures(whole)
     ]
     changes = tuple(change for change in figures if change is not None)
-    outcome = outcome_of(changes)
-    limited = tuple(t.report.client_limited for t in whole if t.report.client_limited)
+    outcome = outcome_of(changes) if sound else Outcome.INCONCLUSIVE
+    recorded = whole[0].report.setting.recorded
     return Trial(
         SCHEMA,
         arms,
-        tuple(arms[turn.arm] for turn in whole),
+        tuple(arms[turn.arm] for both in rounds for turn in both),
         recorded,
         changes,
         outcome,
-        advice(arms, recorded, changes, outcome, limited, len(whole) // 2),
+        advice(arms, recorded, changes, outcome, len(sound)),
         limited,
+        len(sound),
         is_partial,
     )
 
@@ -169,12 +180,11 @@ def advice(
     recorded: Recorded | None,
     changes: Sequence[Change],
     outcome: Outcome,
-    limited: Sequence[str],
     rounds: int,
 ) -> str:
-    """One sentence to act on, with what it rests on."""
+    """One sentence to act on, with what it rests on: so many sound rounds."""
     of = {change.figure: change for change in changes}
-    if limited:
+    if not rounds:
         return "run the load generator on another machine: it was the limit, so this says nothing of the arms"
     hits = of.get("hit_rate")
     if outcome is Outcome.IMPROVED:

@@ -12,8 +12,9 @@ from dynctl.cli.output import emit, emit_json, table
 if TYPE_CHECKING:
     from dynctl.bench.compare import Change, Comparison, Run
     from dynctl.bench.report import Report
+    from dynctl.bench.trial import Trial
 
-Directory = Annotated[Path, typer.Argument(help="Directory that bench run --out wrote.")]
+Directory = Annotated[Path, typer.Argument(help="Directory that bench --out wrote.")]
 
 
 def show(
@@ -23,19 +24,22 @@ def show(
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show a stored run again, or what its figures mean.
+    """Show a stored run or trial again, or what its figures mean.
 
     Example: dynctl bench show runs/monday --definitions
     """
-    from dynctl.bench.results import read_report
+    from dynctl.bench.results import read_report, read_trial
+    from dynctl.bench.trial import Trial
 
-    report = read_report(directory)
+    found = read_trial(directory) or read_report(directory)
     if definitions:
-        _define(report.definitions, output)
+        _define(found.definitions, output)
     elif output is Output.JSON:
-        emit_json(report)
+        emit_json(found)
+    elif isinstance(found, Trial):
+        show_verdict(found)
     else:
-        show_report(report)
+        show_report(found)
 
 
 def compare(
@@ -131,3 +135,23 @@ def show_report(report: "Report") -> None:
     for line in (*check_lines(report), *footnotes(report)):
         emit(line)
     emit(f"\nadvice: {advice(report)}")
+
+
+def show_verdict(trial: "Trial") -> None:
+    """Write what two arms came to, with verdict and advice at the end."""
+    before, after = trial.arms
+    emit(f"A {before}, B {after}: in turn {', '.join(trial.order)}")
+    if trial.recorded is not None:
+        emit(
+            f"{trial.recorded.num_requests} requests each, of which {trial.recorded.ideal_ratio:.1%} could be hits "
+            f"(of the trace itself, blocks of {trial.recorded.block_tokens})"
+        )
+    emit("")
+    show_changes(trial.changes)
+    if trial.is_partial:
+        emit("PARTIAL: interrupted; only rounds that both arms ended count")
+    word = "left out" if trial.num_rounds else "INVALID"
+    for turn, why in trial.client_limited.items():
+        emit(f"{word}: {turn}: the load generator was the limit: {why}")
+    emit(f"verdict: {trial.outcome}")
+    emit(f"advice: {trial.advice}")

@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 from dynctl.cli.bench_driving import Ready, Router, find_router, get_ready, interrupts
 from dynctl.cli.bench_options import Asked
-from dynctl.cli.bench_results import show_changes
+from dynctl.cli.bench_results import show_verdict
 from dynctl.cli.options import Output
-from dynctl.cli.output import emit, emit_json, say
+from dynctl.cli.output import emit_json, say
 from dynctl.cli.routers import Answers, ask_deployments, ask_socket
 from dynctl.errors import DynctlError, ExitCode, UsageError
 
@@ -216,33 +216,16 @@ async def _take_turns(
 
 def show_trial(trial: "Trial", out: Path | None, output: Output) -> int:
     """Write the trial, show it, and return the command's exit code."""
+    from dynctl.bench.results import TRIAL
     from dynctl.store import save
 
     try:
         if out is not None:
-            save(out / "trial.json", trial)
+            save(out / TRIAL, trial)
             say(f"written: {out / 'trial.json'}, and {out}/turn-N, each as of bench run --out")
     finally:
         if output is Output.JSON:
             emit_json(trial)
         else:
-            _show(trial)
+            show_verdict(trial)
     return int(trial.exit_code)
-
-
-def _show(trial: "Trial") -> None:
-    before, after = trial.arms
-    emit(f"A {before}, B {after}: in turn {', '.join(trial.order)}")
-    if trial.recorded is not None:
-        emit(
-            f"{trial.recorded.num_requests} requests each, of which {trial.recorded.ideal_ratio:.1%} could be hits "
-            f"(of the trace itself, blocks of {trial.recorded.block_tokens})"
-        )
-    emit("")
-    show_changes(trial.changes)
-    if trial.is_partial:
-        emit("PARTIAL: interrupted; only rounds that both arms ended count")
-    for why in trial.client_limited:
-        emit(f"INVALID: the load generator was the limit: {why}")
-    emit(f"verdict: {trial.outcome}")
-    emit(f"advice: {trial.advice}")

@@ -119,5 +119,15 @@ def test_an_interrupted_round_is_left_out():
 def test_a_client_at_its_limit_says_nothing_of_the_arms():
     found = trial({"client_limited": "too slow"}, {"factor": 0.5})
 
-    assert found.client_limited == ("too slow", "too slow")
+    assert found.client_limited["round 2, least_loaded"] == "too slow"
+    assert (found.num_rounds, found.outcome) == (0, Outcome.INCONCLUSIVE)
     assert "another machine" in found.advice
+
+
+def test_a_round_in_which_the_client_was_the_limit_is_left_out():
+    late = turn(1, factor=9.0, client_limited="too slow")
+    found = judge_trial(ARMS, [turn(0), turn(1, seed=2), late, turn(0, seed=3)])
+
+    assert found.num_rounds == 1
+    assert found.client_limited == {"round 2, kv": "too slow"}
+    assert found.outcome is Outcome.NO_CHANGE

@@ -138,6 +138,13 @@ def test_kv_finds_more_on_chats_and_every_turn_starts_cold(routed, trace, tmp_pa
     assert found["outcome"] in {"improved", "no change", "worse", "inconclusive"}
     assert found["advice"]
     assert json.loads((out / "trial.json").read_text()) == found
+    assert run(["bench", "show", str(out), "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+    assert run(["bench", "show", str(out)]) == 0
+    assert f"verdict: {found['outcome']}" in capsys.readouterr().out
+    assert run(["bench", "show", str(out), "--definitions"]) == 0
+    assert "cold start" in capsys.readouterr().out
+    assert run(["bench", "compare", str(out / "turn-1"), str(out / "turn-2")]) == 0
     first = json.loads((out / "turn-2" / "requests.jsonl").read_text().splitlines()[0])
     assert first["cached_tokens"] <= 16, "no more than the chat template"
 
