@@ -99,12 +99,8 @@ class Desk:
             self.workers, self.index, self.metrics, self.pump_soon, self.probes.notes
         )
         self.routes = self.fleet.routes
-        self.first_events = FirstEvents(
-            *(self.workers, self.index, self.probes.notes),
-            asks=settings.probe_s > 0,
-            relays=[relay.host_name for relay in config.relays],
-            silent=self.fleet.silent,
-        )
+        parts = self.workers, self.index, self.probes.notes, self.fleet.silent
+        self.first_events = FirstEvents(*parts, config.relays, asks=settings.probe_s > 0)
         self.policy_name = config.policy
         self.placement = Placement(
             *(self.workers, self.index, load_policy(config.policy), settings, self.rng),

@@ -7,8 +7,9 @@ believed to hold what it was sent, and named (`Probes.degraded`). Once all were 
 Not here: reading events (`sources`), finding out why they are missing (`findings`). Pure: times are passed in.
 """
 
-from collections.abc import Collection, Container, MutableMapping
+from collections.abc import Container, Iterable, MutableMapping
 
+from dynctl.router.config import RelayTarget
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.probes import EngineNotes
 from dynctl.router.text_blocks import TEXT_RANK
@@ -27,15 +28,15 @@ class FirstEvents:
         table: WorkerTable,
         index: PrefixIndex,
         notes: MutableMapping[str, EngineNotes],
+        silent: Container[str],
+        relays: Iterable[RelayTarget],
         *,
         asks: bool,
-        relays: Collection[str] = (),
-        silent: Container[str] = (),
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """`asks`: whether engines are asked questions; where not, to be told of an empty cache has to do.
+        """`silent`: hosts whose relays do not answer just now.
 
-        `silent`: those of the relays that do not answer just now.
+        `asks`: whether engines are asked questions; where not, to be told of an empty cache has to do.
         """
         self._table = table
         self._index = index
@@ -47,7 +48,7 @@ class FirstEvents:
         self._told: set[tuple[str, str]] = set()
         """Incarnations that were heard of once: one whose cache is emptied or read anew is not silent."""
         self._is_over = False
-        self._relays = relays
+        self._relays = tuple([relay.host_name for relay in relays])
         self._silent = silent
         self._begun_s: float | None = None
 

@@ -29,9 +29,9 @@ class Scene:
         self.table, self.index = WorkerTable(Settings()), PrefixIndex()
         self.notes = {name: EngineNotes() for name in names}
         self.silent = dict.fromkeys(relays, "has not answered yet")
-        self.first = FirstEvents(
-            *(self.table, self.index, self.notes), asks=asks, relays=relays, silent=self.silent
-        )
+        targets = [RelayTarget(name, "127.0.0.1", 1) for name in relays]
+        parts = self.table, self.index, self.notes, self.silent
+        self.first = FirstEvents(*parts, targets, asks=asks)
         for name in names:
             self.put(name)
 
