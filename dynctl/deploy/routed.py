@@ -4,7 +4,7 @@ For `up` and `drain --undo`, which wait for it, and `status`, which shows it. IO
 """
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -145,8 +145,9 @@ class Routing:
         tell: Tell,
         only: Collection[str] | None = None,
     ) -> None:
-        """`only` of these engines."""
+        """`only` of these engines, whose routers may be too old to say what they reach: those are not waited for."""
         self._clients, self._tell, self._only = clients, tell, only
+        self._mute: set[str] = set()
         self._since_s: float | None = None
         self._told_s = 0.0
 
@@ -160,7 +161,10 @@ class Routing:
         Raises:
             DeployError: exit 6 when it was waited for too long.
         """
-        left = lacks(statuses, await ask_seen(self._clients, statuses), self._only)
+        seen = await ask_seen(self._clients, statuses)
+        left = lacks(statuses, seen, self._only)
+        if self._only is not None:
+            left = self._without_mute(left, seen)
         if not left:
             return False
         now_s = time.monotonic()
@@ -184,3 +188,13 @@ class Routing:
             if len(left) > _MAX_TOLD:
                 self._tell("", "wait", f"and {len(left) - _MAX_TOLD} more, see dynctl status")
         return True
+
+    def _without_mute(
+        self, left: Sequence[Lack], seen: Mapping[str, Seen | DynctlError]
+    ) -> list[Lack]:
+        mute = [each for each in left if isinstance(seen.get(each.router_id), DynctlError)]
+        for each in mute:
+            if each.router_id not in self._mute:
+                self._mute.add(each.router_id)
+                self._tell(each.host_name, each.router_id, f"{each.text}; not waited for")
+        return [each for each in left if each not in mute]

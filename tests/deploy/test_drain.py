@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from dynctl.agents.protocol import AgentStatus
@@ -13,6 +14,7 @@ from dynctl.deploy import drain as draining
 from dynctl.deploy.drain import bring_back, choose, drain, start_deadlines_s, unreached, what_stays
 from dynctl.deploy.reach import NotHereError
 from dynctl.errors import ConnectError, DeployError, ExitCode, UsageError
+from dynctl.router.seen import Seen, SeenEngine
 
 
 def engine(name, role="decode", state=EngineState.READY, **change):
@@ -134,6 +136,37 @@ def test_bringing_back_ends_when_the_engine_is_ready(monkeypatch):
 
     assert run(monkeypatch, back, agent, "a") == [("h", "a", "starting"), ("h", "a", "ready")]
     assert agent.asked == [("restart", "a")]
+
+
+class Routed(Agent):
+    """Has a router too, which sees what the script of its views says."""
+
+    def __init__(self, *views):
+        drained = engine("a", state=EngineState.STOPPED, is_held=True)
+        router = UnitStatus("r", "router", EngineState.READY, deployment="chat")
+        super().__init__(drained, router, script=[engine("a", incarnation="i2")])
+        self.views = list(views)
+
+    async def ask_router(self, unit_id, target):
+        assert (unit_id, target) == ("r", "/engines")
+        view = self.views.pop(0) if len(self.views) > 1 else self.views[0]
+        if isinstance(view, Exception):
+            raise view
+        return msgspec.json.encode(view)
+
+
+def test_bringing_back_ends_when_routers_reach_the_engine(monkeypatch):
+    agent = Routed(*(Seen((SeenEngine("a", run, "decode"),), {}) for run in ("i1", "i1", "i2")))
+
+    assert run(monkeypatch, back, agent, "a") == [("h", "a", "ready")]
+    assert len(agent.views) == 1
+
+
+def test_bringing_back_does_not_wait_for_a_router_that_is_too_old_to_say(monkeypatch):
+    told = run(monkeypatch, back, Routed(DeployError("GET /engines is not known")), "a")
+
+    said = "it does not say which engines it reaches: GET /engines is not known; not waited for"
+    assert told == [("h", "a", "ready"), ("h", "r", said)]
 
 
 def test_an_engine_that_fails_meanwhile_is_named_with_its_reason(monkeypatch):
