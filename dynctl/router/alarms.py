@@ -1,11 +1,13 @@
-"""What a router finds wrong with itself: decisions that take too long. Pure: times are passed in."""
+"""What a router finds wrong with itself: decisions that take too long, hosts it does not reach. Pure: times are passed in."""
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from dynctl.router.config import RelayTarget
 from dynctl.router.findings import Finding
 from dynctl.router.metrics import Histogram
+from dynctl.router.seen import NOT_YET
 
 _LIMIT_S = 2e-3
 """Of the 99th percentile. Wanted: 200 requests a second on 2 cores, 64 engines and a million blocks."""
@@ -76,3 +78,20 @@ class Alarms:
 
 def _is_over(counts: Sequence[int], num_slow: int) -> bool:
     return num_slow * 1000 <= sum(counts) * _OFF_PER_1000
+
+
+def unreached(relays: Iterable[RelayTarget], silent: Mapping[str, str]) -> list[Finding]:
+    """Name the hosts whose relays do not answer, with why as `silent` says."""
+    names = [relay.host_name for relay in relays]
+    told = {name: silent[name] for name in names if silent.get(name, NOT_YET) != NOT_YET}
+    if not told:
+        return []
+    return [
+        Finding(
+            "",
+            "relay_silent",
+            f"{len(told)} of {len(names)} relays do not answer, their engines get no requests: "
+            + ", ".join(f"{name} ({why})" for name, why in told.items()),
+            "dynctl status and dynctl logs relay show how they fare, dynctl doctor the ways there",
+        )
+    ]

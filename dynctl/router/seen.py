@@ -9,6 +9,8 @@ from dynctl.router.workers import Worker
 UNREACHABLE = "unreachable"
 FAILING = "failing"
 FIRST_EVENTS = "first_events"
+NOT_YET = "has not answered yet"
+"""Of a relay that was not heard of since the router started."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,11 +55,17 @@ def test_a_relay_that_does_not_answer_is_named_with_what_is_out_of_reach(run, tl
             await until(lambda: lacks(bench) == {"e0": "unreachable"})
             (name,) = seen(bench).silent
             assert name == "host-a"
-            assert "connect" in seen(bench).silent[name].lower()
+            why = seen(bench).silent[name]
+            assert "connect" in why.lower()
+            (finding,) = bench.desk.own_findings()
+            assert (finding.engine, finding.cause) == ("", "relay_silent")
+            assert finding.text.startswith("1 of 1 relays do not answer")
+            assert finding.text.endswith(f": host-a ({why})")
 
             await bench.host.start_relay()
             await until(lambda: lacks(bench) == {"e0": ""})
             assert seen(bench).silent == {}
+            assert bench.desk.own_findings() == []
 
     run(main)
 

@@ -24,6 +24,7 @@ from dynctl.kv.wire import (
     WireError,
 )
 from dynctl.router.config import RelayTarget, Settings, TlsFiles
+from dynctl.router.seen import NOT_YET
 from dynctl.router.sources.feed import KvFeed, LostError
 from dynctl.router.sources.fleet import Fleet
 from dynctl.router.sources.layout import is_caching
@@ -90,7 +91,7 @@ class RelaySource:
         self._known: dict[str, EngineInfo] = {}
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._is_up = False
-        fleet.silent[self._name] = "has not answered yet"
+        fleet.silent[self._name] = NOT_YET
 
     async def run(self) -> None:
         """Watch the relay for ever."""
