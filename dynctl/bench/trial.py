@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from dynctl.bench.compare import DEFAULT_FIGURES, Change, Side, Verdict, changed, tolerance_of
 from dynctl.bench.compare import DEFINITIONS as COMPARED
+from dynctl.bench.compare import Change, Side, Verdict, changed, tolerance_of
 from dynctl.bench.compare_text import change_text, interval_text
 from dynctl.bench.record import Record
 from dynctl.bench.report import Report
@@ -19,8 +19,20 @@ from dynctl.core.workload import Slo
 from dynctl.errors import ExitCode
 
 SCHEMA = "dynctl.bench.trial/1"
-DECIDING = ("ttft_p50", "ttft_p90", "e2e_p50", "failed")
-"""A verdict on two arms rests on these."""
+DECIDING = ("ttft_mean", "ttft_p90", "e2e_mean", "failed")
+"""A verdict on two arms rests on these. Means: where lines are of a few lengths, a median leaps from one to the next."""
+FIGURES = (
+    "ttft_mean",
+    "ttft_p50",
+    "ttft_p90",
+    "ttft_p99",
+    "itl_p99",
+    "tpot_p50",
+    "e2e_mean",
+    "e2e_p99",
+    "hit_rate",
+    "failed",
+)
 LITTLE_SHARED = 0.05
 """A trace that shares less gives no routing anything to find."""
 HITS_MOVED = 0.02
@@ -136,11 +148,7 @@ def judge_trial(
 
 def _figures(turns: Sequence[Turn]) -> list[str]:
     has_itl = all("itl_ms" in turn.report.metrics for turn in turns)
-    return [
-        name if has_itl or name != "itl_p99" else "chunk_gap_p99"
-        for name in DEFAULT_FIGURES
-        if name != "output_tok_s"
-    ]
+    return [name if has_itl or name != "itl_p99" else "chunk_gap_p99" for name in FIGURES]
 
 
 def _sides(turns: Sequence[Turn]) -> tuple[Side, Side]:

@@ -56,7 +56,7 @@ def test_a_faster_arm_improves_and_the_advice_says_by_how_much():
 
     assert found.outcome is Outcome.IMPROVED
     assert found.order == ("least_loaded", "kv", "kv", "least_loaded")
-    assert found.advice.startswith("use kv: ttft_p50 −29")
+    assert found.advice.startswith("use kv: ttft_mean −29")
     assert found.advice.endswith("KV hit rate 0% → 60%")
     assert found.exit_code is ExitCode.OK
 
@@ -65,7 +65,7 @@ def test_a_slower_arm_is_worse():
     found = trial({"cached_tokens": 600}, {"factor": 1.5})
 
     assert found.outcome is Outcome.WORSE
-    assert found.advice.startswith("stay with least_loaded: with kv ttft_p50 +5")
+    assert found.advice.startswith("stay with least_loaded: with kv ttft_mean +5")
 
 
 def test_pairs_of_lines_tell_a_tie_that_independent_runs_could_not():
@@ -90,11 +90,13 @@ def test_figures_that_disagree_are_inconclusive():
     found = trial({}, {"factor": 0.7, "num_failed": 60})
 
     assert found.outcome is Outcome.INCONCLUSIVE
-    assert found.advice.startswith("weigh them by your goals: ttft_p50")
+    assert found.advice.startswith("weigh them by your goals: ttft_mean")
 
 
 def change(verdict, amount, bounds=None):
-    return Change("ttft_p50", 1.0, 1.0 + amount, amount, bounds, verdict, 0.05, False, (99, 99), 10)
+    return Change(
+        "ttft_mean", 1.0, 1.0 + amount, amount, bounds, verdict, 0.05, False, (99, 99), 10
+    )
 
 
 @pytest.mark.parametrize(
