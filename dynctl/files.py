@@ -61,7 +61,8 @@ def make_writable(directory: Path, mode: int = 0o777) -> None:
 
 
 def _replace(path: Path, content: bytes, mode: int, like: os.stat_result | None) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.exists():  # what is in the way, `open` says better
+        path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
