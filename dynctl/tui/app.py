@@ -197,14 +197,17 @@ class TopApp(App[None]):
             self.exit()
             return
         asked = self._asks()
-        shown = replace(self._shown, choices=self._latest.choices, room=self._room())
+        size = self.size
+        shown = replace(
+            self._shown,
+            choices=self._latest.choices,
+            width=size.width,
+            room=max(1, size.height - FRAME_HEIGHT),
+        )
         self._latest = replace(self._latest, choices=press(shown, event.key, event.character))
         if self._asks() != asked:
             self._has_asks.set()
         self._draw()
-
-    def _room(self) -> int:
-        return max(1, self.size.height - FRAME_HEIGHT)
 
     def on_resize(self, event: events.Resize) -> None:
         """Draw for the new size."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, chop_cells, set_cell_size
 
 from dynctl.core.text import clean
 from dynctl.core.units import format_count
@@ -68,6 +68,11 @@ def cell(text: str, width: int, *, is_right: bool = False) -> str:
         cleaned = set_cell_size(cleaned, width - 1) + "…" if width > 1 else "…"[:width]
     pad = " " * (width - cell_len(cleaned))
     return pad + cleaned if is_right else cleaned + pad
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Cut a text into as many lines of a width as it takes; an empty one is one line."""
+    return chop_cells(text, max(1, width)) or [""]
 
 
 def rule(width: int) -> Line:

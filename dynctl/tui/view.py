@@ -69,6 +69,7 @@ class View:
     """To what the screen asked beyond snapshots; None: nothing came yet."""
     traces: tuple[Trace, ...] = ()
     """Requests seen while somebody looked, newest first."""
+    width: int = 80
     room: int = 21
     """Lines a screen has."""
 

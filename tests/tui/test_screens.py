@@ -211,7 +211,7 @@ def test_gpus_are_a_map_and_a_row_each_with_their_engine(full_view):
 
 
 def test_the_map_shows_memory_and_kv_as_well(full_view):
-    for metric, blocks in ((1, "▇▇▇▇▇▇▇▇"), (2, "▄▄✕✕✕✕✕✕")):
+    for metric, blocks in ((1, "▇▇▇▇▇▇▇▇"), (2, "▄▄······")):
         view = full_view(choices=Choices(screen="gpus", metric=metric))
         assert f"gpu-01 {blocks}" in "\n".join(shown(view))
 
@@ -301,6 +301,15 @@ def test_a_log_shows_its_newest_lines_and_marks_trouble(full_view):
     assert "44 lines" in drawn[21]
     oldest = shown(full_view("logs", place=replace(name, cursor=99)))
     assert oldest[3:7] == [" INFO one", "!WARNING two", " INFO three", "!ERROR four"]
+
+
+def test_long_lines_of_a_log_go_on_in_the_next_one(full_view):
+    view = full_view("logs", log=("INFO short", "ERROR " + "x" * 100))
+    drawn = shown(view)
+
+    assert drawn[3:6] == [" INFO short", "!ERROR " + "x" * 73, " " + "x" * 27]
+    assert "2 lines" in drawn[-3]
+    assert SCREENS[5].num_rows(full_view("logs", log=("y" * 158,) * 20)) == 2 * 20 - 18 + 1
 
 
 def test_a_log_is_filtered(full_view):

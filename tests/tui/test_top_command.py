@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from dynctl.cli.main import run
+from dynctl.cli.output import ReaderGoneError
 from dynctl.core.inventory import HostEntry, Inventory
 from dynctl.errors import ConnectError, ExitCode
 
@@ -101,3 +102,30 @@ def test_json_without_once_is_a_usage_error(cluster, capsys):
     cluster(gpu_01=0)
 
     assert run(["top", "-o", "json"]) == ExitCode.USAGE
+
+
+def test_jsonl_prints_a_document_a_line_until_its_reader_has_enough(cluster, capsys, monkeypatch):
+    cluster(gpu_01=0, gpu_02=1)
+    lines = []
+
+    def emit(text):
+        lines.append(text)
+        if len(lines) == 3:
+            raise ReaderGoneError
+
+    monkeypatch.setattr("dynctl.cli.top.emit", emit)
+
+    run(["top", "-o", "jsonl"])
+    found = [json.loads(line) for line in lines]
+    assert not any("\n" in line for line in lines)
+    assert [one["schema"] for one in found] == ["dynctl.top/1"] * 3
+    assert found[0]["deployments"][0]["requests_s"] is None
+    assert found[2]["deployments"][0]["requests_s"] > 0
+
+
+def test_once_prints_one_line_of_jsonl(cluster, capsys):
+    cluster(gpu_01=0, gpu_02=1)
+
+    assert run(["top", "--once", "-o", "jsonl"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert len(json.loads(line)["engines"]) == 4

@@ -7,6 +7,7 @@ from dynctl.telemetry.figures import STALE_S, HostFigures
 from dynctl.tui.draw import EIGHTHS, Line, Span, cell, line, percent, whole
 from dynctl.tui.view import View
 
+LEGEND = "0 ▁▂▃▄▅▆▇█ 100%, · not known, ✕ old"
 Shares = Sequence[float | None]
 """By GPU; None: not known."""
 
@@ -14,13 +15,11 @@ Shares = Sequence[float | None]
 def rows(view: View, width: int, height: int) -> list[Line]:
     """Draw the title, the hottest GPU, and as many hosts as there is room for."""
     hosts = view.overview.hosts if view.overview else ()
-    drawn = [
-        line(Span("GPU use", "title"), Span("  host × GPU, 0 ▁▂▃▄▅▆▇█ 100%, ✕ no data", "dim"))
-    ]
+    drawn = [line(Span("GPU use", "title"), Span(f"  host × GPU, {LEGEND}", "dim"))]
     with_gpus = [host for host in hosts if host.gpus]
     if not with_gpus:
         return [*drawn, line(Span(" no GPUs on these hosts", "dim"))][:height]
-    uses = [(host, [_fresh(host, gpu.util_ratio) for gpu in host.gpus]) for host in with_gpus]
+    uses = [(host, [gpu.util_ratio for gpu in host.gpus]) for host in with_gpus]
     drawn += heat_map(uses, width, max(0, height - 2))
     hottest = max(
         ((gpu.util_ratio or 0.0, host.name, gpu) for host in with_gpus for gpu in host.gpus),
@@ -52,13 +51,9 @@ def heat_map(hosts: Sequence[tuple[HostFigures, Shares]], width: int, height: in
     return drawn
 
 
-def _fresh(host: HostFigures, share: float | None) -> float | None:
-    return None if host.age_s > STALE_S else share
-
-
 def _host(host: HostFigures, shares: Shares, name_width: int, most: int) -> Line:
     is_old = host.age_s > STALE_S
-    blocks = "".join("✕" if share is None else _block(share) for share in shares)
+    blocks = "".join("✕" if is_old else "·" if s is None else _block(s) for s in shares)
     note = f"  {min(host.age_s, 99999):.0f}s old" if is_old else ""
     return line(
         " ",

@@ -27,7 +27,7 @@ from dynctl.tui.draw import (
 )
 from dynctl.tui.panels.engines import state_of
 from dynctl.tui.screen import Screen
-from dynctl.tui.screens.logs import drawn_log_line, log_lines, missing, style_of
+from dynctl.tui.screens.logs import MAX_LINE_CHARS, drawn_log_line, log_lines, missing, style_of
 from dynctl.tui.view import View
 
 PLOT_HEIGHT = 9
@@ -188,7 +188,7 @@ def _log(view: View, engine: EngineFigures, height: int) -> list[Line]:
     trouble = [at for at, text in enumerate(known) if style_of(text)]
     old = [at for at in trouble if at < len(known) - room][-max(1, room // 2) :]
     newest = range(max(0, len(known) - (room - len(old))), len(known))
-    shown = [drawn_log_line(known[at]) for at in (*old, *newest)]
+    shown = [drawn_log_line(known[at], MAX_LINE_CHARS)[0] for at in (*old, *newest)]
     head = line(
         Span(" log", "title"),
         Span(

@@ -10,7 +10,7 @@ from dynctl.telemetry.figures import STALE_S, EngineFigures, HostFigures
 from dynctl.tui.columns import Column, choose, header, row
 from dynctl.tui.draw import MISSING, Line, Span, line, percent, rule, whole
 from dynctl.tui.listing import filter_note, listing
-from dynctl.tui.panels.gpus import heat_map
+from dynctl.tui.panels.gpus import LEGEND, heat_map
 from dynctl.tui.screen import Screen
 from dynctl.tui.view import View, passes
 
@@ -52,10 +52,13 @@ def rows(view: View, width: int, height: int) -> list[Line]:
     name, figure = METRICS[view.choices.metric % len(METRICS)]
     drawn = [
         rule(width),
-        line(Span(f" GPU {name}", "title"), Span("  host × GPU, m: another", "dim")),
+        line(
+            Span(f" GPU {name}", "title"),
+            Span(f"  host × GPU, {LEGEND}   m: another figure", "dim"),
+        ),
     ]
     by_host = [
-        (group[0].host, [None if one.is_old else figure(one) for one in group])
+        (group[0].host, [figure(one) for one in group])
         for group in (list(found) for _, found in groupby(known, key=lambda one: one.host.name))
     ]
     drawn += heat_map(by_host, width, max(1, height // 3))

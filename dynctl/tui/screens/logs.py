@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from dynctl.core.text import clean
 from dynctl.telemetry.answers import Asks, LogName
-from dynctl.tui.draw import Line, Span, fit, line, rule
+from dynctl.tui.draw import Line, Span, line, rule, wrapped
 from dynctl.tui.listing import filter_note, footer
 from dynctl.tui.screen import Screen
 from dynctl.tui.view import Choices, Place, View, passes
@@ -30,10 +30,14 @@ def log_lines(view: View, name: LogName) -> tuple[str, ...] | None:
     return None if found is None else tuple(clean(text, MAX_LINE_CHARS) for text in found)
 
 
-def drawn_log_line(text: str) -> Line:
-    """Draw a line; trouble has a mark as well, since colour is never alone."""
+def drawn_log_line(text: str, width: int) -> list[Line]:
+    """Draw a line in as many as it takes; trouble has a mark as well, since colour is never alone."""
     style = style_of(text)
-    return line(Span("!" if style else " ", style), Span(text, style))
+    first, *more = wrapped(text, width - 1)
+    return [
+        line(Span("!" if style else " ", style), Span(first, style)),
+        *(line(" ", Span(part, style)) for part in more),
+    ]
 
 
 def missing(view: View, name: LogName) -> Line:
@@ -59,17 +63,19 @@ def rows(view: View, width: int, height: int) -> list[Line]:
     )
     if log_lines(view, name) is None:
         return [rule(width), head, missing(view, name)][:height]
-    listed = _listed(view)
+    texts = _listed(view)
+    lines = _drawn(texts, width)
     room = max(0, height - FRAME_HEIGHT)
-    last = len(listed) - min(view.choices.place.cursor, max(0, len(listed) - room))
-    drawn = [fit(drawn_log_line(text), width) for text in listed[max(0, last - room) : last]]
+    last = len(lines) - min(view.choices.place.cursor, max(0, len(lines) - room))
+    drawn = lines[max(0, last - room) : last]
     drawn += [()] * (room - len(drawn))
-    notes = (f"{len(listed) - last} newer", filter_note(view))
+    below = len(lines) - last
+    notes = ("newest" if below == 0 else f"{below} below", filter_note(view))
     return [
         rule(width),
         head,
         *drawn,
-        footer(view, len(listed), len(listed), width, "lines", *notes),
+        footer(view, len(texts), len(texts), width, "lines", *notes),
     ][:height]
 
 
@@ -98,6 +104,10 @@ def _listed(view: View) -> list[str]:
     return [text for text in known or () if passes({"text": text}, wanted)]
 
 
+def _drawn(texts: list[str], width: int) -> list[Line]:
+    return [one for text in texts for one in drawn_log_line(text, width)]
+
+
 def log_of(view: View, unit: str) -> Choices:
     """Go to the log of an engine or router."""
     units = [unit for _, unit in logs_of(view)]
@@ -113,7 +123,8 @@ def _asks(view: View) -> Asks:
 
 def _num_places(view: View) -> int:
     """How far one can go back: until the oldest line is the top one."""
-    return max(1, len(_listed(view)) - (view.room - FRAME_HEIGHT) + 1)
+    num_lines = len(_drawn(_listed(view), view.width))
+    return max(1, num_lines - (view.room - FRAME_HEIGHT) + 1)
 
 
 SCREEN = Screen(
