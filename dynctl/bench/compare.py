@@ -30,14 +30,13 @@ from dynctl.bench.resampling import (
     stretch_length,
     value_of,
 )
+from dynctl.bench.spread import NUM_WINDOWS, tokens_by_window
 from dynctl.core.workload import Slo
 from dynctl.errors import DynctlError, ExitCode, UsageError
 
 SCHEMA = "dynctl.bench.compare/1"
 TOLERANCE = 0.05
 """Of latencies and rates 5%, of shares 5 points; of failed requests a point."""
-NUM_WINDOWS = 20
-"""Throughput has no requests to draw anew: it is drawn by windows of time, so many of a run."""
 _SEED = 1
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 SHARES = ("hit_rate", "failed", "goodput")
@@ -269,20 +268,9 @@ def side_of(run: Run) -> Side:
     )
     length = stretch_length(len(measured))
     stretches = tuple(tuple(measured[at : at + length]) for at in range(0, len(measured), length))
-    since_s = run.report.setting.warmup_s
-    return Side(stretches, _windows(run, since_s), run.report.setting.slo)
-
-
-def _windows(run: Run, since_s: float) -> tuple[tuple[float, float], ...]:
-    """Tokens that arrived in each window of the measured time, warm-up requests' late ones included."""
-    width_s = run.report.measured_s / NUM_WINDOWS
-    tokens = [0.0] * NUM_WINDOWS
-    for record in run.records:
-        for at_s, num in record.token_arrivals():
-            at = math.floor((at_s - since_s) / width_s)
-            if 0 <= at < NUM_WINDOWS:
-                tokens[at] += num
-    return tuple((num, width_s) for num in tokens)
+    setting, window_s = run.report.setting, run.report.measured_s / NUM_WINDOWS
+    tokens = tokens_by_window(run.records, setting.warmup_s, window_s)
+    return Side(stretches, tuple((num, window_s) for num in tokens), setting.slo)
 
 
 def changed(

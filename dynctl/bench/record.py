@@ -25,6 +25,8 @@ DEFINITIONS = {
     "send_lag_ms": "scheduled arrival to sending: the load generator's own delay",
     "tok_s_user": "1000 / tpot_ms, per request",
     "output_tok_s": "output tokens that arrived within the measured time / measured time",
+    "spread": "the measured time in 20 windows: mean TTFT of the requests due in each, and tokens that arrived; "
+    "cv: standard deviation of these over their mean",
     "goodput": "requests scheduled in the measured time that succeeded with ttft_ms within its goal and tpot_ms within "
     "the ITL goal; failed requests are bad",
     "kv_cached_ratio": "sum of usage.prompt_tokens_details.cached_tokens / sum of prompt tokens, over successful requests",

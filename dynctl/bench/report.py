@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from dynctl.bench.record import DEFINITIONS, Record
+from dynctl.bench.spread import Spread, spread_of
 from dynctl.bench.statistics import Stat, percentile, summarize
 from dynctl.bench.workload import Recorded, parse_workload
 from dynctl.core.workload import Slo
@@ -182,6 +183,8 @@ class Report:
     definitions: dict[str, str]
     facts: dict[str, Any] = field(default_factory=dict)
     """Versions, server, plan, time of day: filled in by the runner."""
+    spread: Spread | None = None
+    """None in results of earlier versions."""
     workload_digest: str = ""
     """Equal for runs of one workload, whatever their seed and server; results may be compared then."""
 
@@ -219,6 +222,7 @@ def make_report(setting: Setting, run: Measured) -> Report:
         client=run.client,
         checks=_checks(setting.slo, metrics, requests),
         definitions=DEFINITIONS,
+        spread=spread_of(run.records, run.since_s, measured_s),
         workload_digest=workload_digest(setting),
     )
 

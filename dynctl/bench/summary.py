@@ -76,6 +76,12 @@ def fact_rows(report: Report) -> list[tuple[str, str]]:
             + ("" if through.tok_s_user is None else f", {through.tok_s_user:.0f}/s per user"),
         ),
     ]
+    spread = report.spread
+    if spread is not None and spread.ttft_cv is not None:
+        known = [value for value in spread.ttft_ms if value is not None]
+        ends = f"{milliseconds(min(known))} to {milliseconds(max(known))} ms"
+        windows = f"TTFT means of windows of {spread.window_s:.3g} s"
+        rows.append(("spread", f"{windows}: {ends} (CV {spread.ttft_cv:.0%})"))
     if report.goodput is not None:
         good = report.goodput
         rows.append(("goodput", f"{good.rps:.2f}/s, {good.ratio:.1%} of requests within goals"))

@@ -97,6 +97,18 @@ def test_rates_are_over_the_measured_time():
     assert report.throughput.tok_s_user == pytest.approx(100.0)
 
 
+def test_spread_tells_a_steady_run_from_one_with_a_bad_minute():
+    steady = report_of([answered(i) for i in range(100)])
+    bad = report_of([answered(i, ttft_s=0.5 if 50 <= i < 60 else 0.1) for i in range(100)])
+
+    assert steady.spread.window_s == pytest.approx(0.5)
+    assert steady.spread.ttft_cv == pytest.approx(0.0, abs=1e-6)
+    assert sum(steady.spread.output_tok_s) / 20 == pytest.approx(steady.throughput.output_tok_s)
+    assert [round(v) for v in bad.spread.ttft_ms] == [100] * 10 + [500] * 2 + [100] * 8
+    assert bad.spread.ttft_cv > 0.5
+    assert "100 to 500 ms" in dict(fact_rows(bad))["spread"]
+
+
 def test_goodput_counts_failures_and_misses_as_bad():
     records = [answered(i) for i in range(6)] + [answered(6, ttft_s=0.6), answered(7, gap_s=0.05)]
     report = report_of([*records, failed(8), failed(9)], Slo(500.0, 40.0))
