@@ -237,6 +237,12 @@ def _check_alike(before: Run, after: Run) -> None:
                 "run it again to its end",
                 code=ExitCode.REFUSED,
             )
+        if run.report.requests.ok < 2:
+            raise DynctlError(
+                f"{run.name}: {run.report.requests.ok} of {run.report.requests.sent} requests were answered",
+                f"dynctl bench show {run.name} says why",
+                code=ExitCode.REFUSED,
+            )
     one, other = workload_facts(before.report.setting), workload_facts(after.report.setting)
     differs = [f"{key} {one[key]} and {other[key]}" for key in one if one[key] != other[key]]
     if differs:

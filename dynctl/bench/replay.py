@@ -39,8 +39,10 @@ class Replay:
         return f"trace:{self.trace.name}"
 
     @property
-    def longest_tokens(self) -> int:
-        """Prompt and answer of the longest request."""
+    def longest_tokens(self) -> int | None:
+        """Prompt and answer of the longest request; None for texts, whose tokens nobody has counted."""
+        if any(call.messages for call in self.trace.calls):
+            return None
         return max(call.isl_tokens + call.osl_tokens for call in self.trace.calls)
 
     @property

@@ -212,6 +212,13 @@ async def _take_turns(
         turns.append(Turn(arm, report, records))
         if out is not None:
             write(out / f"turn-{number + 1}", report, records)
+        if report.requests.ok < 2 and not report.is_partial:
+            kinds = ", ".join(report.requests.failed_by_kind)
+            raise DynctlError(
+                f"{arms.names[arm]}: {report.requests.ok} of {report.requests.sent} requests were answered ({kinds})",
+                "dynctl status and dynctl logs say why",
+                code=ExitCode.REFUSED,
+            )
 
 
 def show_trial(trial: "Trial", out: Path | None, output: Output) -> int:

@@ -173,6 +173,13 @@ def test_an_interrupted_run_is_refused():
         compare(cut, made("b"), {})
 
 
+def test_a_run_without_answers_is_refused():
+    with pytest.raises(DynctlError, match="b: 0 of 9 requests were answered") as caught:
+        compare(made(), made("b", num=0, num_failed=9), {})
+
+    assert caught.value.exit_code is ExitCode.REFUSED
+
+
 def test_thresholds():
     assert parse_thresholds(["ttft_p99=5%", "hit_rate=2.5%,failed=0%"]) == {
         "ttft_p99": 0.05,

@@ -172,6 +172,12 @@ def test_texts_are_replayed_with_an_ideal_by_their_share(with_server):
     report, records = with_server(scenario, ttft_s=0.0)
 
     assert all(r.is_ok for r in records)
+    assert (
+        Replay(
+            trace_of({"timestamp": 0, "prompt": "x", "max_tokens": 1}, keep_texts=True)
+        ).longest_tokens
+        is None
+    )
     assert report.kv.cached_ratio == pytest.approx(report.kv.ideal_ratio, abs=0.1)
 
 

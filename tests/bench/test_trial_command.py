@@ -195,6 +195,16 @@ def test_two_addresses_are_two_arms(served, trace, capsys):
     assert len(one.bodies) == len(other.bodies) > 24
 
 
+def test_a_turn_without_answers_ends_the_trial(served, trace, capsys):
+    one, other = served(ttft_s=0.0), served(ttft_s=0.0)
+    other.faults = [""] * 5 + ["503"] * 1000
+    command = ["bench", "replay", trace(single_turn, 12), "--url", one.url, "--url", other.url]
+
+    assert run(command) == ExitCode.REFUSED
+    said = f"{other.url}: 0 of 12 requests were answered (http 503)"
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [(["--ab", "kv"], "is not two policies"), (["--ab", "kv,best"], "'best'"),
