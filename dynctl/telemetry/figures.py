@@ -81,6 +81,9 @@ class PoolFigures:
     itl: Latency | None
     prompt_tokens_s: float | None
     output_tokens_s: float | None
+    transfer: Latency | None = None
+    """KV its engines pulled from prefill engines: how long one transfer took, and how much they pull."""
+    transfer_bytes_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +308,8 @@ def _pool(
         itl=latency(merge(history.of(e.id).observed("itl_s") for e in live)),
         prompt_tokens_s=_sum(e.prompt_tokens_s for e in live),
         output_tokens_s=_sum(e.output_tokens_s for e in live),
+        transfer=latency(merge(history.of(e.id).observed("transfer_s") for e in live)),
+        transfer_bytes_s=_sum(e.transfer_bytes_s for e in live),
     )
 
 

@@ -1,12 +1,15 @@
 """What each key does."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import dynctl
 from dynctl.telemetry.trends import WINDOWS, Trends
 from dynctl.tui.catalog import SCREENS
 from dynctl.tui.keys import BINDINGS, MAX_FILTER_CHARS, press
+from dynctl.tui.panels.help import QUIT
 from dynctl.tui.view import SORTS, Choices, Place, View
 
 
@@ -141,3 +144,12 @@ def test_no_key_is_bound_twice_and_all_are_told(pressed):
 
 def test_unknown_keys_change_nothing(pressed):
     assert pressed("x", "f5", "ctrl+k", "0") == Choices()
+
+
+def test_the_manual_has_every_key_and_every_screen():
+    manual = (Path(dynctl.__file__).parent.parent / "docs" / "top.md").read_text()
+
+    for shown, text in (*((one.shown, one.text) for one in BINDINGS), QUIT):
+        assert f"| `{shown}` | {text} |" in manual
+    for digit, screen in enumerate(SCREENS, 1):
+        assert f"| {digit} {screen.name} |" in manual

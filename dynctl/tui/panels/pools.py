@@ -1,9 +1,21 @@
 """One row per pool: how many engines are up, load, KV use and hits, latency, tokens. Pure."""
 
+from dynctl.core.units import format_bytes
 from dynctl.core.workload import Slo
 from dynctl.telemetry.figures import PoolFigures
 from dynctl.tui.columns import Column, choose, header, row
-from dynctl.tui.draw import Line, Span, count, judged, line, milliseconds, percent, spark, whole
+from dynctl.tui.draw import (
+    MISSING,
+    Line,
+    Span,
+    count,
+    judged,
+    line,
+    milliseconds,
+    percent,
+    spark,
+    whole,
+)
 from dynctl.tui.view import View
 
 Pool = PoolFigures
@@ -70,8 +82,14 @@ def _columns(view: View) -> list[Column[Pool]]:
         itl("p50_s"),
         itl("p99_s"),
         Column("TOK/S", 6, lambda p, _: Span(count(_tokens_s(p)))),
+        Column("KV IN/s", 10, lambda p, _: Span(_bytes(p.transfer_bytes_s)), drop=7),
+        Column("XFER99", 6, lambda p, _: Span(milliseconds(p.transfer.p99_s if p.transfer else None)), drop=6),
         Column("TREND", 6, trend, drop=3, is_right=False, is_flexible=True, max_width=40),
     ]  # fmt: skip
+
+
+def _bytes(number: float | None) -> str:
+    return MISSING if number is None else format_bytes(number)
 
 
 def _tokens_s(pool: Pool) -> float | None:
