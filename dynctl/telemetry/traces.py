@@ -3,8 +3,9 @@
 From routers' decisions, which hold no prompts. Not here: asking for them (`inquiry`). Pure.
 """
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -15,6 +16,7 @@ from dynctl.errors import ProbeError
 NUM_KEPT = 500
 """Requests remembered while watching."""
 MAX_TEXT_CHARS = 120
+_RANK = re.compile(r"_dp\d+$")
 RUNS = ""
 LOST = "unknown"
 """The outcome of one that ran when it was last seen, and is no longer among the newest decisions."""
@@ -192,6 +194,11 @@ class TraceBook:
                 joined = replace(joined, outcome=LOST)
             found.append(joined)
         return tuple(sorted(found, key=lambda one: one.unix_s, reverse=True))
+
+
+def engine_of(worker: str, engines: Container[str]) -> str:
+    """Name the engine of a router's worker: itself, or of its data-parallel ranks (`ENGINE_dp1`) the engine they are of."""
+    return worker if worker in engines else _RANK.sub("", worker)
 
 
 def routes(traces: Iterable[Trace]) -> Mapping[tuple[str, str], int]:

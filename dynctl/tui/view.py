@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from dynctl.telemetry.answers import Answers
 from dynctl.telemetry.events import Event
 from dynctl.telemetry.figures import DeploymentFigures, EngineFigures, Overview
-from dynctl.telemetry.traces import Trace
+from dynctl.telemetry.traces import Trace, engine_of
 from dynctl.telemetry.trends import WINDOWS, Trends, Window
 
 
@@ -102,7 +102,11 @@ class View:
         name = self.deployment.name if self.deployment else ""
         mine = {engine.id for engine in known if engine.deployment == name}
         wanted = self.choices.place.filter
-        return [t for t in self.traces if t.engine in mine and passes(trace_fields(t), wanted)]
+        return [
+            trace
+            for trace in self.traces
+            if engine_of(trace.engine, mine) in mine and passes(trace_fields(trace), wanted)
+        ]
 
 
 Key = Callable[[EngineFigures], float | None]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dynctl.errors import ProbeError
-from dynctl.telemetry.traces import LOST, NUM_KEPT, Told, TraceBook, routes, told, trace
+from dynctl.telemetry.traces import LOST, NUM_KEPT, Told, TraceBook, engine_of, routes, told, trace
 
 
 def prefill(request_id="r", **fields):
@@ -153,6 +153,12 @@ def test_old_requests_are_forgotten():
     found = book.newest()
     assert len(found) == NUM_KEPT
     assert found[0].id == f"r{NUM_KEPT + 99}"
+
+
+def test_ranks_are_of_their_engine_and_names_that_only_look_so_are_their_own():
+    assert engine_of("chat-0_dp12", {"chat-0"}) == "chat-0"
+    assert engine_of("chat-0_dp1", {"chat-0_dp1"}) == "chat-0_dp1"
+    assert engine_of("chat-0", ()) == "chat-0"
 
 
 def test_routes_are_counted_by_both_engines():

@@ -14,6 +14,12 @@ from dynctl.tui.app import TopApp
 from dynctl.tui.messages import SnapshotTaken
 
 
+@pytest.fixture(autouse=True)
+def _asking_only_when_told(monkeypatch):
+    """A screen asks when it is shown, and again only when a test says so."""
+    monkeypatch.setattr("dynctl.tui.app.ASK_PERIOD_S", 3600.0)
+
+
 def screen_of(app):
     """The text of what the canvas would draw, line by line."""
     height = app.canvas.size.height
@@ -343,7 +349,8 @@ def test_while_nobody_looks_it_is_drawn_less_often_and_at_once_when_somebody_doe
         app.canvas.show = lambda lines: (drawn.append(1), show(lines))
         for tick in range(3, 13):
             app.post_message(SnapshotTaken(snapshots(tick), float(tick)))
-            await driver.pause()
+        while app._num_taken < 12:
+            await driver.pause(0.01)
         blurred = len(drawn)
         app.on_app_focus()
         return blurred, len(drawn)

@@ -288,6 +288,13 @@ def test_the_chosen_request_has_its_waterfall_and_no_prompt(full_view):
     assert below[4].index("░") == below[3].rindex("█") + 1
 
 
+def test_requests_of_ranks_are_listed_and_lead_to_their_engine(full_view):
+    view = full_view("requests", told=decisions(engine="chat-decode-1_dp3"))
+
+    assert "decode-1_dp3" in "\n".join(shown(view, width=120))
+    assert SCREENS[4].engine(view) == "chat-decode-1"
+
+
 def test_requests_of_other_deployments_are_not_listed(full_view):
     assert "none seen" in shown(full_view("requests", told=decisions(engine="other-engine")))[2]
 

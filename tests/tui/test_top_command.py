@@ -110,7 +110,7 @@ def test_jsonl_prints_a_document_a_line_until_its_reader_has_enough(cluster, cap
 
     def emit(text):
         lines.append(text)
-        if len(lines) == 3:
+        if len(lines) > 1 and json.loads(text)["deployments"][0]["requests_s"]:
             raise ReaderGoneError
 
     monkeypatch.setattr("dynctl.cli.top.emit", emit)
@@ -118,9 +118,8 @@ def test_jsonl_prints_a_document_a_line_until_its_reader_has_enough(cluster, cap
     run(["top", "-o", "jsonl"])
     found = [json.loads(line) for line in lines]
     assert not any("\n" in line for line in lines)
-    assert [one["schema"] for one in found] == ["dynctl.top/1"] * 3
-    assert found[0]["deployments"][0]["requests_s"] is None
-    assert found[2]["deployments"][0]["requests_s"] > 0
+    assert {one["schema"] for one in found} == {"dynctl.top/1"}
+    assert found[-1]["deployments"][0]["requests_s"] > 0
 
 
 def test_once_prints_one_line_of_jsonl(cluster, capsys):

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from dynctl.core.units import format_bytes
 from dynctl.telemetry.answers import Asks
-from dynctl.telemetry.traces import LOST, RUNS, Trace
+from dynctl.telemetry.traces import LOST, RUNS, Trace, engine_of
 from dynctl.tui.asking import decisions_to_ask
 from dynctl.tui.columns import Column, choose, header, row
 from dynctl.tui.draw import MISSING, Line, Span, count, line, percent, rule, whole
@@ -178,7 +178,8 @@ def _moved(trace: Trace) -> str:
 
 def _engine(view: View) -> str:
     chosen = _chosen(view, _listed(view))
-    return chosen.engine if chosen else ""
+    known = [engine.id for engine in view.overview.engines] if view.overview else []
+    return engine_of(chosen.engine, known) if chosen else ""
 
 
 SCREEN = Screen(
