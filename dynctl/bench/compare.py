@@ -60,8 +60,9 @@ _THRESHOLD = re.compile(r"^([a-z0-9_]+)=([0-9]+(?:\.[0-9]+)?)%$")
 
 DEFINITIONS = {
     "change": "(B − A) / A of latencies and throughput; B − A, in points, of shares (hit_rate, failed, goodput)",
-    "interval": "95% bootstrap of the change, seeded: stretches of n^⅓ neighbouring requests (throughput: "
-    f"{NUM_WINDOWS} windows of time) are drawn anew, since neighbours share queues and caches",
+    "interval": "95% bootstrap of the change, seeded: stretches of √n neighbouring requests (throughput: "
+    f"{NUM_WINDOWS} windows of time; failures: single requests) are drawn anew, since neighbours share queues and caches; widened by "
+    "Student's t for few of them",
     "same": "the whole interval lies within the threshold (where none is given 5%, of failed requests 1 point)",
     "better, worse": "the interval leaves zero out, and does not lie within the threshold",
     "not enough data": "the interval holds zero and reaches beyond the threshold; or fewer than 5 samples lie beyond a "
@@ -298,7 +299,7 @@ def changed(
     bounds = None
     if is_enough(one) and is_enough(other):
         rng = random.Random(f"{_SEED}/{figure}")  # noqa: S311 - not a secret
-        bounds = interval(one, other, rule, rng, are_paired=are_paired)
+        bounds = interval(one, other, rule, rng, are_paired=are_paired and figure != "failed")
     return Change(
         figure=figure,
         before=early,
@@ -336,6 +337,10 @@ def _points(before: float, after: float) -> float | None:
 def _statistic(side: Side, figure: str) -> Statistic:
     if figure == "output_tok_s":
         return Ratio(side.windows, len(side.windows))
+    if figure == "failed" and not all(r.is_ok for stretch in side.stretches for r in stretch):
+        # One by one: drawn in stretches, an outage would be a thing that may as well not have been.
+        failed = [_failed(record, side.slo) for stretch in side.stretches for record in stretch]
+        return Ratio(failed, len(failed))
     if figure in SHARES:
         of = _SHARE_OF[figure]
         pairs = [[of(record, side.slo) for record in stretch] for stretch in side.stretches]

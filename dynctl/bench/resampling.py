@@ -12,8 +12,10 @@ from typing import Protocol
 
 from dynctl.bench.statistics import NUM_RESAMPLES, percentile
 
-FEWEST_STRETCHES = 10
-"""Fewer say nothing about how much stretches vary."""
+FEWEST_STRETCHES = 8
+"""Fewer say nothing about how much stretches vary; so many are of 57 requests."""
+Z = 1.959964
+"""Of the normal distribution at 0.975."""
 FEWEST_BEYOND = 5
 """A percentile that rests on fewer samples beyond it gets no verdict: 500 samples for p99, 50 for p90."""
 
@@ -91,8 +93,8 @@ def is_enough(statistic: Statistic) -> bool:
 
 
 def stretch_length(num: int) -> int:
-    """Requests per stretch: the cube root of all, which is what block bootstraps of this kind need."""
-    return max(1, round(math.cbrt(num)))
+    """Requests per stretch: as many as there are stretches, so that both how long and how many grow."""
+    return max(1, round(math.sqrt(num)))
 
 
 def interval(
@@ -103,14 +105,29 @@ def interval(
     *,
     are_paired: bool = False,
 ) -> tuple[float, float] | None:
-    """Bound a change: the middle 95% of it over resamples; None when it cannot be told.
+    """Bound a change: the middle 95% of it over resamples, widened for few stretches; None when it cannot be told.
 
     Pairs (the same requests under both) are drawn together, so that what varies between requests cancels out.
     """
     found = sorted(_changes(before, after, change, rng, are_paired=are_paired))
     if len(found) < NUM_RESAMPLES / 2:
         return None
-    return percentile(found, 0.025), percentile(found, 0.975)
+    middle = percentile(found, 0.5)
+    wider = _widening(min(before.num_stretches, after.num_stretches))
+    return (
+        middle + (percentile(found, 0.025) - middle) * wider,
+        middle + (percentile(found, 0.975) - middle) * wider,
+    )
+
+
+def _widening(num: int) -> float:
+    """How much wider an interval from so many stretches has to be: Student's t over the normal, and n over n − 1.
+
+    Source: Cornish-Fisher expansion of t at 0.975; within 0.3% from 7 degrees of freedom on.
+    """
+    freedom = num - 1
+    student = Z + 2.3719 / freedom + 2.8226 / freedom**2
+    return student / Z * math.sqrt(num / freedom)
 
 
 def _changes(

@@ -43,7 +43,7 @@ DEFINITIONS = {
         for key in ("change", "better, worse", "not enough data", "hit_rate", "failed")
     },
     "same": "the whole interval lies within 5% (of failed requests 1 point)",
-    "interval": "95% bootstrap of the change, seeded: stretches of n^⅓ neighbouring lines of the trace are drawn anew, "
+    "interval": "95% bootstrap of the change, seeded: stretches of √n neighbouring lines of the trace are drawn anew, "
     "with all rounds of both arms together, since both played the same lines",
     "order": "arms take turns, and each round begins with the arm that the one before ended with, so that neither is "
     "always first",

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynctl.bench.resampling import Quantile, Ratio, interval, is_enough, stretch_length, value_of
+from dynctl.bench.resampling import (
+    Quantile,
+    Ratio,
+    _widening,
+    interval,
+    is_enough,
+    stretch_length,
+    value_of,
+)
 from dynctl.bench.statistics import percentile
 
 
@@ -65,8 +73,38 @@ def test_a_percentile_needs_samples_beyond_it():
     assert not is_enough(Quantile([[1.0] * 500], 0.99))
 
 
-def test_stretches_are_the_cube_root_long():
-    assert [stretch_length(n) for n in (0, 1, 8, 27, 1000)] == [1, 1, 2, 3, 10]
+def test_stretches_are_the_square_root_long():
+    assert [stretch_length(n) for n in (0, 1, 9, 100, 1000)] == [1, 1, 3, 10, 32]
+
+
+@pytest.mark.parametrize(("num", "student"), [(8, 2.3646), (15, 2.1448), (31, 2.0423)])
+def test_few_stretches_widen_the_interval_by_students_t(num, student):
+    """Against the tables: t at 0.975 with one degree of freedom less than there are stretches."""
+    assert _widening(num) == pytest.approx(student / 1.96 * (num / (num - 1)) ** 0.5, rel=0.004)
+
+
+def test_neighbours_that_are_alike_are_drawn_together_which_widens_the_interval():
+    rng = random.Random(3)
+    alike = [
+        level + rng.random()
+        for level in (rng.uniform(10, 20) for _ in range(20))
+        for _ in range(20)
+    ]
+    other = [
+        level + rng.random()
+        for level in (rng.uniform(10, 20) for _ in range(20))
+        for _ in range(20)
+    ]
+
+    def width(length):
+        one, two = (
+            Quantile([values[at : at + length] for at in range(0, 400, length)], 0.5)
+            for values in (alike, other)
+        )
+        low, high = interval(one, two, grew, random.Random(1))
+        return high - low
+
+    assert width(20) > 2 * width(1)
 
 
 def test_a_change_from_nothing_cannot_be_told():
