@@ -14,7 +14,7 @@ COMPILED = {
     "dynctl/http1": "body call connection exchange guard message request server server_connection sse tls_reads upstream",
     "dynctl/kv": "hashing orphans runs slower tracker",
     "dynctl/router": "admission afterwards bookings choosing deadlines desk expected fallback flight forks handoff hits hot ledger legs "
-    "loading metrics orders overlaps placement prefix_index prompt rates reply rooms route_keys server short_flight text_blocks "
+    "loading metrics orders overlaps paths placement prefix_index prompt rates reply rooms route_keys server short_flight text_blocks "
     "transfer_cost units verdicts warming worker_table workers",
     "dynctl/router/api": "answers keys known_bodies requests streams",
     "dynctl/router/policies": "kv least_loaded prefix random round_robin",

@@ -35,6 +35,10 @@ class Load(NamedTuple):
     pending_prefill_tokens: int
     uncached_ms_per_token: float
     """What an uncached token costs in all: its prefill, and the room it takes, the dearer the fuller the cache."""
+    move_base_ms: float = 0.0
+    """Where another engine does the prefill: what its KV costs to come here before the first byte, the wait for others included, …"""
+    move_ms_per_token: float = 0.0
+    """… and for each token that is not here."""
 
 
 class Need(NamedTuple):
@@ -50,9 +54,8 @@ class Need(NamedTuple):
     """The weight of a request made now, in `Load.recent`."""
     ms_per_token: float = 0.1
     """Of prefill, on the engines' average."""
-    transfer_ms_per_token: float | None = None
-    """Set when another engine does the prefill: what the prompt's uncached tokens then cost here."""
-    transfer_setup_ms: float = 0.0
+    is_moved: bool = False
+    """Another engine does the prefill: what is not here costs its transfer."""
     popularity: float = 1.0
     """Fair shares of all new conversations that begin with this one's cached prefix: 1 is what keeps one engine busy;
     0 for a conversation under way, whose prefix is its own; infinite for a prompt nobody has cached."""

@@ -117,9 +117,8 @@ class Decision(msgspec.Struct, eq=False):
         """Parts of the time to first token expected at a candidate."""
         load, need = self.loads[position], self.need
         uncached = max(need.prompt_tokens - self.held_tokens(position), 1)
-        if self.leg == "decode" and need.transfer_ms_per_token is not None:
-            move_ms = need.transfer_setup_ms + uncached * need.transfer_ms_per_token
-            return {"transfer_ms": move_ms}
+        if self.leg == "decode" and need.is_moved:
+            return {"transfer_ms": load.move_base_ms + uncached * load.move_ms_per_token}
         parts = {
             "queue_ms": max(load.free_at_s - need.now_s, 0.0) * 1e3,
             "prefill_ms": load.prefill_base_ms + uncached * load.prefill_ms_per_token,

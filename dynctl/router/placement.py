@@ -21,19 +21,13 @@ from dynctl.router.fallback import RoutingBreaker
 from dynctl.router.hits import Outlook
 from dynctl.router.loading import Held
 from dynctl.router.overlaps import Overlaps
+from dynctl.router.paths import Pick, way, with_moves
 from dynctl.router.policies.least_loaded import POLICY as PLAIN
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.prompt import Prompt
 from dynctl.router.sessions import Following, Sessions
 from dynctl.router.shadow import Shadow
-from dynctl.router.transfer_cost import (
-    Links,
-    Move,
-    PathCosts,
-    TransferFacts,
-    can_transfer,
-    stall_ms,
-)
+from dynctl.router.transfer_cost import Links, Move
 from dynctl.router.worker_table import DECODE, View, WorkerTable
 from dynctl.router.workers import Worker
 
@@ -88,23 +82,6 @@ class Unplaced:
 
     failure: Failure | None
     """None: worth waiting for."""
-
-
-@dataclass(slots=True)
-class _Pick:
-    """A choice not yet booked."""
-
-    workers: Sequence[Worker]
-    decision: Decision
-
-    @property
-    def worker(self) -> Worker:
-        return self.workers[self.decision.position]
-
-    @property
-    def overlap(self) -> int:
-        """In time: what would be loaded counts as what that saves."""
-        return self.decision.overlaps_tokens[self.decision.position]
 
 
 class Placement:
@@ -200,9 +177,11 @@ class Placement:
             if order.excluded:
                 return self._place_local(order, view, mains, "prefill_failed", now_s)
             return Unplaced(None)
-        main = self._pick(order, "decode", view, mains, now_s)
         prefill = self._pick(order, "prefill", prefill_view, prefills, now_s)
-        reason, costs = self._path(order, main, prefill, now_s)
+        main = self._pick(order, "decode", view, mains, now_s, prefill)
+        settings, policy = self._settings, self.policy
+        is_weighed = bool(settings.conditional_prefill) and policy.uses_index
+        reason, costs = way(settings, self.links, main, prefill, now_s, is_weighed=is_weighed)
         main.decision.costs = prefill.decision.costs = costs
         main.decision.path_reason = prefill.decision.path_reason = reason or "copy"
         if reason:
@@ -244,38 +223,6 @@ class Placement:
             decision.move_tokens = move.tokens
             decision.move_bytes = move.tokens * self._settings.kv_bytes_per_token
 
-    def _path(
-        self, order: Order, main: _Pick, prefill: _Pick, now_s: float
-    ) -> tuple[str, PathCosts | None]:
-        """Say why the decode engine should prefill itself; empty: it should not."""
-        settings, prompt = self._settings, order.prompt
-        source, target = prefill.worker, main.worker
-        left = max(prompt.num_tokens - main.overlap, 1)
-        if left <= settings.local_prefill_max_tokens:
-            return "short", None
-        capacity = target.capacity_tokens
-        reason = can_transfer(
-            TransferFacts(
-                left,
-                max(capacity - target.reserved_tokens, 0) if capacity else None,
-                self.links.is_usable(source.id, target.id, now_s),
-                settings.kv_bytes_per_token,
-                settings.transfer_max_bytes,
-            )
-        )
-        if reason or not (settings.conditional_prefill and self.policy.uses_index):
-            return reason, None
-        local_ms = target.prefill.at(left)
-        recompute_ms = max(target.free_at_s - now_s, 0.0) * 1e3 + local_ms
-        recompute_ms += stall_ms(local_ms, target.active_requests, settings.decode_stall)
-        queue_ms = max(source.free_at_s - now_s, 0.0) * 1e3
-        uncached = max(prompt.num_tokens - prefill.overlap, 1)
-        remote_ms = queue_ms + source.prefill.at(uncached)
-        start_s = now_s + remote_ms / 1e3
-        move = self.links.cost(source.id, target.id, left, start_s, now_s)
-        costs = PathCosts(recompute_ms, remote_ms + move.wait_ms + move.move_ms)
-        return "cheaper" if costs.recompute_ms < costs.copy_ms else "", costs
-
     def _place_local(
         self, order: Order, view: View, mains: Sequence[Worker], reason: str, now_s: float
     ) -> Placed:
@@ -315,8 +262,15 @@ class Placement:
         return None if serving or are_coming else no_engine()
 
     def _pick(
-        self, order: Order, leg: str, view: View, workers: Sequence[Worker], now_s: float
-    ) -> _Pick:
+        self,
+        order: Order,
+        leg: str,
+        view: View,
+        workers: Sequence[Worker],
+        now_s: float,
+        sender: Pick | None = None,
+    ) -> Pick:
+        """Choose among candidates; `sender` is who does the prefill for a decode leg, where that is chosen now."""
         settings, prompt, table = self._settings, order.prompt, self.workers
         output = self._output_tokens(order, leg)
         held = self._try_overlaps(prompt, view, workers, now_s, may_load=leg != "decode")
@@ -327,8 +281,7 @@ class Placement:
             now_s,
             table.recent_unit(now_s),
             table.tally.prefill.slope,
-            self.links.ms_per_token if leg == "decode" else None,
-            self.links.setup_ms,
+            leg == "decode",
             1.0 if prompt.popularity is None else prompt.popularity,
             table.tally.least_prefill_ms,
             table.tally.least_ms_per_token,
@@ -338,6 +291,8 @@ class Placement:
         )
         self._num_decisions += 1
         loads = [worker.cached_load or worker.load() for worker in workers]
+        if leg == "decode":
+            loads = with_moves(self.links, loads, sender, settings.decode_stall, now_s)
         wanted: Policy = self.policy
         if order.session and wanted.uses_index:
             wanted = self.sessions.following(wanted, order.session, leg, workers, now_s)
@@ -363,7 +318,7 @@ class Placement:
                 _, decision.session = policy.look(loads, overlaps)
         else:
             decision.is_fallback = True
-        return _Pick(workers, decision)
+        return Pick(workers, decision)
 
     def _try_overlaps(
         self, prompt: Prompt, view: View, workers: Sequence[Worker], now_s: float, *, may_load: bool
@@ -398,7 +353,7 @@ class Placement:
         plain: Policy = PLAIN
         return plain, overlaps, plain.choose(need, loads, overlaps, draw), draw
 
-    def _book(self, order: Order, pick: _Pick) -> tuple[Booking, Decision]:
+    def _book(self, order: Order, pick: Pick) -> tuple[Booking, Decision]:
         decision, worker, prompt = pick.decision, pick.worker, order.prompt
         need = decision.need
         self.workers.num_sent += 1
@@ -437,7 +392,7 @@ class Placement:
             log.exception("the shadow policy %s failed and is stopped", shadow.name)
             self.shadow = None
 
-    def _outlook(self, order: Order, pick: _Pick) -> Outlook | None:
+    def _outlook(self, order: Order, pick: Pick) -> Outlook | None:
         decision = pick.decision
         if not decision.asked.uses_index:
             return None

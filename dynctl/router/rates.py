@@ -24,6 +24,7 @@ _LINE_FIELDS = (
     "_anchor",
     "_declared_base",
     "_declared_slope",
+    "_is_base_sure",
     "_n",
     "_outlier",
     "_pin_weight",
@@ -54,14 +55,18 @@ class Line:
         scale: float,
         weight: float = 2.0,
         outlier: float = _OUTLIER,
+        *,
+        is_base_sure: bool = False,
     ) -> None:
         """`scale` is the x at which the declared line is pinned a second time, besides 0.
 
-        `weight` is how many observations each pin is worth.
+        `weight` is how many observations each pin is worth. Where the base is sure, only the slope may be off as a whole:
+        a link that is a hundred times as slow as declared does not take a hundred times as long to set up.
         """
         self._anchor: Line | None = None
         self._declared_base = self.base = base
         self._declared_slope = self.slope = slope
+        self._is_base_sure = is_base_sure
         self._outlier = outlier
         self._pin_weight = weight
         self._scale = scale
@@ -109,10 +114,12 @@ class Line:
         n, sx, sy, sxx, sxy = self._n, self._sx, self._sy, self._sxx, self._sxy
         anchor, far, weight = self._anchor, self._scale, self._pin_weight
         if anchor is None:
-            expected = self._declared_base * n + self._declared_slope * sx
-            level = sy / expected if expected > 0.0 else 1.0
-            near_y = level * self._declared_base
-            far_y = level * (self._declared_base + self._declared_slope * far)
+            base, slope = self._declared_base, self._declared_slope
+            sure_y = base * n if self._is_base_sure else 0.0
+            expected = base * n + slope * sx - sure_y
+            level = max(sy - sure_y, 0.0) / expected if expected > 0.0 else 1.0
+            near_y = base if self._is_base_sure else level * base
+            far_y = near_y + level * slope * far
             n, sy = n + _ORIGIN_WEIGHT, sy + _ORIGIN_WEIGHT * near_y
         else:
             near_y, far_y = anchor.base, anchor.at(far)

@@ -76,7 +76,7 @@ def from_line(line: bytes) -> tuple[Decision, str]:
 def _decision(told: dict[str, Any]) -> Decision:
     if told["schema"] != SCHEMA:
         raise ValueError(told["schema"])
-    need: dict[str, Any] = {name: _unbounded(name, value) for name, value in told["need"].items()}
+    need: dict[str, Any] = {name: _unbounded(value) for name, value in told["need"].items()}
     decision = Decision(
         **{name: told[name] for name in _PLAIN if name != "engine"},
         asked=_asked(told),
@@ -108,12 +108,11 @@ def _asked(told: Mapping[str, Any]) -> Policy:
 def _rows(columns: dict[str, list[Any]]) -> list[Load]:
     names = [*columns]
     rows = [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return [Load(**{name: _unbounded(name, value) for name, value in row.items()}) for row in rows]
+    return [Load(**{name: _unbounded(value) for name, value in row.items()}) for row in rows]
 
 
-def _unbounded(name: str, value: Any) -> Any:  # noqa: ANN401 - a field of a tuple
-    # Without a transfer its cost is not infinite, it is none.
-    return math.inf if value is None and name != "transfer_ms_per_token" else value
+def _unbounded(value: Any) -> Any:  # noqa: ANN401 - a field of a tuple
+    return math.inf if value is None else value
 
 
 def _loadable(found: list[dict[str, Any] | None]) -> list[Loadable | None]:

@@ -101,35 +101,47 @@ class Links:
         self.classes = classes or LinkClasses()
         self.moved_tokens = dict.fromkeys(LINK_CLASSES, 0)
         """By transfers that worked, by class of link."""
-        self._all = Line(setup_ms, ms_per_token, _SCALE_TOKENS, weight=0.05, outlier=math.inf)
+        self._all = Line(
+            *(setup_ms, ms_per_token, _SCALE_TOKENS),
+            weight=0.05,
+            outlier=math.inf,
+            is_base_sure=True,
+        )
         self._pairs: dict[tuple[str, str], _Pair] = {}
         self._ports: dict[str, _Port] = {}
 
-    @property
-    def setup_ms(self) -> float:
-        """Before a transfer's first byte, on the pairs' average."""
-        return self._all.base
-
-    @property
-    def ms_per_token(self) -> float:
-        """Of a transfer, on the pairs' average."""
-        return self._all.slope
-
     def cost(self, source: str, target: str, tokens: int, start_s: float, now_s: float) -> MoveCost:
         """Predict a transfer that would start at `start_s`."""
-        line = self._line(source, target)
-        move_ms = line.at(tokens)
-        ports = [port for name in (source, target) if (port := self._ports.get(name))]
-        late = max([self._late(port, now_s) for port in ports], default=_NOT_LATE)
+        base_ms, ms_per_token, wait_ms = self._rates(source, target, start_s, now_s)
+        return MoveCost(wait_ms, base_ms + tokens * ms_per_token)
+
+    def price(self, source: str, target: str, start_s: float, now_s: float) -> tuple[float, float]:
+        """The same for any number of tokens: what it takes before the first byte, and then for each."""
+        base_ms, ms_per_token, wait_ms = self._rates(source, target, start_s, now_s)
+        return wait_ms + base_ms, ms_per_token
+
+    def usual_price(self) -> tuple[float, float]:
+        """The pairs' average, where it is not known who sends."""
+        return self._all.base, self._all.slope
+
+    def _rates(
+        self, source: str, target: str, start_s: float, now_s: float
+    ) -> tuple[float, float, float]:
+        """Set-up, time per token and wait."""
+        line, late, busy_s = self._line(source, target), _NOT_LATE, 0.0
+        for name in (source, target):
+            port = self._ports.get(name)
+            if port is not None and port.moves:
+                late = max(late, self._late(port, now_s))
+                busy_s = max(busy_s, port.busy_until_s)
         if late.by_ms > 0.0:
             # What it takes in the end is not known yet. On a link that is not known either, it tells how slow the link
             # is; on a known one it is its own trouble, which may last as long again.
             doubt = 1.0 / (1 + line.num_seen)
             strain = 1.0 + doubt * late.by_ms / late.expected_ms
             own_ms = (1.0 - doubt) * late.by_ms
-            return MoveCost(late.left_ms * strain + own_ms, move_ms * strain)
-        busy_s = max([port.busy_until_s for port in ports], default=0.0)
-        return MoveCost(max(busy_s - start_s, 0.0) * 1e3, move_ms)
+            return line.base * strain, line.slope * strain, late.left_ms * strain + own_ms
+        return line.base, line.slope, max(busy_s - start_s, 0.0) * 1e3
 
     def hold(self, engine: str, until_s: float, now_s: float) -> None:
         """Note that a decode engine computes a prompt itself: till then it takes nothing up, and no link is to blame."""

@@ -223,6 +223,7 @@ class Worker:
             self.active_requests,
             self.pending_prefill_tokens,
             per_token(prefill) * (1.0 + ROOM_PRICE * self.crowding()),
+            *(0.0, 0.0),
         )
         # As `Load(*facts)`, in half the time: a named tuple's own constructor is Python.
         self.cached_load = load = tuple.__new__(Load, facts)

@@ -38,7 +38,14 @@ LOADS = st.lists(
         Load,
         *(st.just("e"), NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS),
         st.one_of(NUMBERS, st.just(math.inf)),
-        *(st.integers(1, 10**6), st.integers(0, 99), st.integers(0, 10**5), NUMBERS),
+        *(
+            st.integers(1, 10**6),
+            st.integers(0, 99),
+            st.integers(0, 10**5),
+            NUMBERS,
+            NUMBERS,
+            NUMBERS,
+        ),
     ),
     min_size=1,
     max_size=5,
@@ -78,7 +85,7 @@ def test_a_decision_read_back_is_the_same_to_the_bit_and_chooses_the_same(loads,
         policy = Following(policy, data.draw(st.sampled_from(["e0", "gone"])))
     need = Need(
         *(1000, 10, 3, data.draw(NUMBERS)),
-        transfer_ms_per_token=data.draw(st.one_of(st.none(), NUMBERS)),
+        is_moved=data.draw(st.booleans()),
         popularity=data.draw(st.one_of(NUMBERS, st.just(math.inf))),
     )
     overlaps = [data.draw(st.integers(0, 999)) for _ in loads]

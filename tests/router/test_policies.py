@@ -504,6 +504,9 @@ def test_an_engine_that_joins_gets_at_most_two_fair_shares_at_first(name):
         assert not i or table.get("new").joined is not None
         placed = placement.place(order([rng.randrange(1000) for _ in range(200)]), now_s)
         taken += placed.main.worker.id == "new"
+        if not i:  # it is not taken for one that had less than its share
+            others = [table.get(f"e{n}").recent for n in range(4)]
+            assert table.get("new").recent >= 0.9 * sum(others) / 4
         assert taken <= 2 + 2 * i / 5
 
     assert taken > 0

@@ -18,14 +18,14 @@ from dynctl.router.worker_table import WorkerTable
 HASHERS = Hashers("s")
 
 
-def fleet(policy):
+def fleet(policy, capacity=200_000):
     table, index = WorkerTable(Settings()), PrefixIndex()
     for i in range(4):
         table.put(
             EngineInfo(
                 *(f"e{i}", f"e{i}.1", EngineState.READY, "aggregated", "d", "sim", "m"),
                 block_size_tokens=16,
-                kv_capacity_tokens=200_000,
+                kv_capacity_tokens=capacity,
             )
         )
         index.begin(Source(f"e{i}", f"e{i}.1"))
@@ -82,6 +82,20 @@ def test_what_the_shadow_says_is_what_switching_gives(num_answered):
     assert said["num_decisions"] == 600
     assert 0.0 < said["gain"]["band"] < 0.05
     assert got - before == pytest.approx(said["gain"]["hit_ratio"], abs=said["gain"]["band"])
+
+
+def test_simulated_caches_are_as_large_as_the_engines_own():
+    hits = []
+    for capacity in (2_000, 8_000, 200_000):
+        index, placement = fleet("round_robin", capacity)
+        placement.shadow = Shadow("kv", load_policy("kv"), "round_robin", random.Random(3))
+        serve(index, placement, 300)
+        said = placement.shadow.to_json()
+        hits.append((said["real"]["hit_ratio"], said["shadow"]["hit_ratio"]))
+
+    assert hits == sorted(hits)
+    assert hits[2][0] > hits[0][0] + 0.1
+    assert hits[2][1] > hits[0][1] + 0.1
 
 
 def test_a_shadow_of_the_same_policy_says_the_same():

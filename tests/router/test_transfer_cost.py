@@ -50,6 +50,15 @@ def test_set_up_and_bandwidth_are_learned_per_pair():
     assert links.cost("p", "near", 1000, now_s, now_s).move_ms == pytest.approx(11, rel=0.2)
 
 
+def test_a_link_slower_than_declared_by_any_factor_takes_no_longer_to_set_up():
+    links = Links(3.0, 0.005)
+    for i in range(20):
+        tokens = 400 * (i % 5 + 1)
+        transfer(links, tokens, 0.003 + tokens * 1.3e-3, 10.0 * i)
+        short = links.cost("p", "d", 1, 1e6, 1e6).move_ms
+        assert short == pytest.approx(4.3, rel=0.3), i
+
+
 def test_a_transfer_waits_for_those_at_either_end():
     links = Links(0.0, 1.0)
     links.book("p1", "d1", 1000, 0.0, 0.0)
@@ -244,6 +253,54 @@ def test_a_transfer_that_cannot_be_is_never_chosen():
     for i in range(3):
         placement.links.book("p", "d", 10, 0.0, float(i)).failed(0.0)
     assert place(placement, list(range(8000)), 1.0).local_reason == "link_down"
+
+
+def two_hosts():
+    """A prefill and a decode engine on each of two hosts: what crosses between them takes 10 times as long."""
+    index, placement = pools(
+        [(f"{role[0]}{i}", role) for i in "12" for role in ("prefill", "decode")]
+    )
+    for number in range(30):
+        for pair in (("p1", "d1"), ("p2", "d2"), ("p1", "d2"), ("p2", "d1")):
+            near = pair[0][1] == pair[1][1]
+            transfer(placement.links, 4000, 0.02 if near else 0.2, 100.0 * number, pair)
+    return index, placement
+
+
+def test_kv_goes_over_the_faster_link_until_load_costs_more():
+    _, placement = two_hosts()
+    pairs = []
+    for number in range(60):
+        placed = place(placement, [number] * 4000, 5000.0 + number)
+        pairs.append((placed.prefill.worker.id, placed.main.worker.id))
+        (decision,) = [one for one in placed.decisions if one.leg == "decode"]
+        assert decision.recompute() == decision.position
+        predicted = [sum(decision.predicted_ms(at).values()) for at in range(2)]
+        assert predicted[decision.position] == min(predicted) < 30.0
+        assert max(predicted) > 150.0
+        placed.move.dropped()
+    assert set(pairs) == {("p1", "d1"), ("p2", "d2")}, "each with its neighbour, and both are used"
+
+    # What is under way at the near one costs more than the far link.
+    busy = [placement.workers.get("d1").book(100, 0, 400, 6000.0) for _ in range(150)]
+    placed = place(placement, [7] * 4000, 6000.0)
+    while placed.prefill.worker.id != "p1":
+        placed.move.dropped()
+        placed = place(placement, [7] * 4000, 6000.0)
+    assert placed.main.worker.id == "d2"
+    for booking in busy:
+        booking.release()
+
+
+def test_a_pair_that_rests_leads_to_another_one_and_not_to_a_prefill_in_place():
+    _, placement = two_hosts()
+    for number in range(3):
+        placement.links.book("p1", "d1", 10, 5000.0, 5000.0 + number).failed(5000.0)
+    for number in range(20):
+        placed = place(placement, [number] * 16_000, 5001.0)
+        assert placed.local_reason == ""
+        assert (placed.prefill.worker.id, placed.main.worker.id) != ("p1", "d1")
+        placed.move.dropped()
 
 
 def test_policies_without_costs_always_copy():

@@ -66,7 +66,7 @@ def _sure(need: Need, loads: Sequence[Load], overlaps: Sequence[int]) -> int | N
 
     Its cost against what the others' prefill costs at least. A next turn ends here, without a look at each engine.
     """
-    if need.transfer_ms_per_token is not None or len(loads) < 2:
+    if need.is_moved or len(loads) < 2:
         return None
     others, most = sorted(overlaps)[-2:]
     if not most:
@@ -123,7 +123,7 @@ def _costs(
     fairness: tuple[float, float, float],
 ) -> list[float]:
     """Sums of `_terms`, in one expression: this is where a decision's time goes."""
-    if need.transfer_ms_per_token is not None:
+    if need.is_moved:
         return [sum(term) for term in _all_terms(need, loads, overlaps)]
     fair, shares, share_ms = fairness
     prompt, output, now_s = need[0], float(need[1]), need.now_s
@@ -152,6 +152,8 @@ def _costs(
             _,
             _,
             uncached_ms,
+            _,
+            _,
         ), overlap in zip(loads, overlaps, strict=True)
     ]
 
@@ -176,14 +178,14 @@ def _all_terms(
 
 def _prefill_terms(need: Need, load: Load, overlap: int) -> tuple[float, float]:
     uncached = need.prompt_tokens - overlap
-    if need.transfer_ms_per_token is not None:
-        return uncached * need.transfer_ms_per_token, 0.0
+    if need.is_moved:
+        return load.move_base_ms + uncached * load.move_ms_per_token, 0.0
     queue_ms = max(load.free_at_s - need.now_s, 0.0) * 1e3
     return load.prefill_base_ms + uncached * load.prefill_ms_per_token, queue_ms
 
 
 def _room_ms(need: Need, load: Load, overlap: int) -> float:
-    if need.transfer_ms_per_token is not None:
+    if need.is_moved:
         return 0.0
     per_token_ms = load.uncached_ms_per_token - load.prefill_ms_per_token
     return (need.prompt_tokens - overlap) * per_token_ms
