@@ -245,13 +245,25 @@ def _check_alike(before: Run, after: Run) -> None:
                 code=ExitCode.REFUSED,
             )
     one, other = workload_facts(before.report.setting), workload_facts(after.report.setting)
-    differs = [f"{key} {one[key]} and {other[key]}" for key in one if one[key] != other[key]]
+    one_text, other_text = _workload_text(before.report), _workload_text(after.report)
+    differs = [
+        f"{one_text} and {other_text}"
+        if key == "workload"
+        else f"{key} {one[key]} and {other[key]}"
+        for key in one
+        if one[key] != other[key]
+    ]
     if differs:
         raise DynctlError(
             f"{before.name} and {after.name} are not of one workload: {'; '.join(differs)}",
-            "run bench with the same --workload, --load, --duration, --warmup and --api",
+            "give both runs the same workload or trace, load, duration, warm-up and API",
             code=ExitCode.REFUSED,
         )
+
+
+def _workload_text(report: Report) -> str:
+    setting = report.setting
+    return setting.workload + (f" ({setting.recorded.digest})" if setting.recorded else "")
 
 
 def _differences(before: Report, after: Report) -> dict[str, tuple[Any, Any]]:

@@ -115,7 +115,7 @@ def command(  # noqa: PLR0917 - one parameter per option
     urls = url or []
     for each in urls:
         check_url(each)
-    are_two = check_arms(ab, urls, admin_socket)
+    are_two = check_arms(ab, urls, admin_socket, inventory, local=local)
     make_directory(out)
     where = (inventory, deployment)
 

@@ -117,16 +117,25 @@ def parse_arms(text: str) -> tuple[str, str]:
     return names[0], names[1]
 
 
-def check_arms(ab: str | None, urls: Sequence[str], admin_socket: Path | None) -> bool:
+def check_arms(
+    ab: str | None, urls: Sequence[str], admin_socket: Path | None, inventory: Path, *, local: bool
+) -> bool:
     """Whether there are two arms; refuse what does not go together, before anything is asked.
 
     Raises:
         UsageError: saying what to leave out or add.
     """
+    if ab is not None:
+        parse_arms(ab)
     if len(urls) > 2:
         raise UsageError(f"{len(urls)} times --url: there are two arms", "leave some out")
     if ab is not None and len(urls) == 2:
         raise UsageError("--ab and two --url exclude each other: arms differ in policy or address")
+    if ab is not None and urls and admin_socket is None and not (local or inventory.exists()):
+        raise UsageError(
+            f"--ab changes the policy of the router at {urls[0]}, and nothing says how to reach it",
+            "add --admin-socket PATH (of dynctl route), or -i INVENTORY (of its cluster)",
+        )
     if admin_socket is not None and ab is None:
         raise UsageError("--admin-socket says where --ab changes the policy", "add --ab A,B")
     if admin_socket is not None and not urls:

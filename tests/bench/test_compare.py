@@ -145,7 +145,7 @@ def test_goodput_is_compared_where_the_goals_are_the_same():
 @pytest.mark.parametrize(
     ("setting", "said"),
     [({"load": "poisson:20"}, "load poisson:10 and poisson:20"), ({"duration_s": 30.0}, "duration_s 60.0 and 30.0"),
-     ({"workload": "synthetic:isl=200,osl=5"}, "workload"), ({"api": "completions"}, "api chat and completions"),
+     ({"workload": "synthetic:isl=200,osl=5"}, "synthetic:isl=100,osl=5 and synthetic:isl=200,osl=5"), ({"api": "completions"}, "api chat and completions"),
      ({"fixed_lengths": False}, "fixed_lengths")],
 )  # fmt: skip
 def test_another_workload_is_refused_with_what_differs(setting, said):

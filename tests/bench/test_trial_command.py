@@ -209,7 +209,7 @@ def test_a_turn_without_answers_ends_the_trial(served, trace, capsys):
     ("args", "said"),
     [(["--ab", "kv"], "is not two policies"), (["--ab", "kv,best"], "'best'"),
      (["--url", "http://127.0.0.1:2", "--ab", "kv,prefix"], "exclude each other"),
-     (["--admin-socket", "/x"], "add --ab"), (["--url", "http://h:2", "--url", "http://h:3"], "there are two arms")],
+     (["--admin-socket", "/x"], "add --ab"), (["--ab", "kv,prefix", "-i", "no.yaml"], "add --admin-socket"), (["--url", "http://h:2", "--url", "http://h:3"], "there are two arms")],
 )  # fmt: skip
 def test_arms_that_make_no_sense_are_refused(trace, capsys, args, said):
     command = ["bench", "replay", trace(single_turn), "--url", "http://127.0.0.1:1", *args]
