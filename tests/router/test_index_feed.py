@@ -17,6 +17,7 @@ import dynctl
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.core.kv import HOST, STORAGE, AllBlocksCleared, BlockRemoved, BlockStored
 from dynctl.http1.stream import Pieces
+from dynctl.http1.upstream import Address, Upstream
 from dynctl.kv import wire
 from dynctl.kv.events import EventBatch
 from dynctl.router.config import RelayTarget, Settings
@@ -158,6 +159,28 @@ def test_k12_an_id_belongs_to_who_named_it_first_and_the_other_changes_nothing(r
         assert table.get("e0") is not None
         for source in (mine, other):
             await source._upstream.close()
+
+    run(main)
+
+
+def test_k8_what_an_earlier_start_held_is_void_as_soon_as_another_is_seen(run):
+    async def main():
+        table, index = WorkerTable(Settings()), PrefixIndex()
+        fleet = Fleet(table, index, Metrics(), lambda: None)
+        route = Route(Upstream(Address(host="127.0.0.1", port=1)))
+        info = EngineInfo(*("e0", "i1", EngineState.READY, "aggregated", "d", "sim", "m"))
+        prompt = HASHERS.of(16).prompt(range(160))
+        assert fleet.saw("h", info, route)
+        index.begin(Source("e0", "i1"))
+        index.store(Source("e0", "i1"), prompt.hashes())
+        assert not fleet.saw("h", info, route)
+        assert index.match(prompt) == {"e0": 10}
+
+        assert fleet.saw("h", dataclasses.replace(info, incarnation="i2"), route)
+        assert index.match(prompt) == {}
+        assert not index.store(Source("e0", "i1"), prompt.hashes())
+        assert fleet.routes["e0"] is route
+        await route.upstream.close()
 
     run(main)
 
