@@ -40,16 +40,17 @@ def planned_ports(plan: Plan | None) -> list[PlannedPort]:
         address, port = split_listen(deployment.router.listen)
         what = f"router of {deployment.name}"
         ports.append(PlannedPort(deployment.router.host_name, address, port, what))
-    for _, _, replica in plan.replicas():
+    for _, pool, replica in plan.replicas():
         if replica.side_channel_port is not None:
-            ports.append(
+            ports += [
                 PlannedPort(
                     replica.host_name,
                     addresses[replica.host_name],
-                    replica.side_channel_port,
+                    replica.side_channel_port + rank,
                     f"side channel of {replica.id}",
                 )
-            )
+                for rank in range(pool.parallelism.dp)
+            ]
     return [port for port in ports if port.port]
 
 

@@ -144,11 +144,13 @@ def _reaches(plan: Plan | None, host_name: str, reached: Sequence[str]) -> tuple
                     f"side channel of {r.id}",
                     r.host_name,
                     hosts[r.host_name].data_address,
-                    r.side_channel_port,
+                    r.side_channel_port + rank,
                     "",
                 )
-                for r in replicas
+                for pool in deployment.pools
+                for r in pool.replicas
                 if r.role is Role.PREFILL and r.side_channel_port is not None
+                for rank in range(pool.parallelism.dp)
             ]
     return tuple(
         reach

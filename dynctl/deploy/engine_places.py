@@ -4,15 +4,19 @@ from dynctl.core.hardware import Gpu, Host, Topology
 from dynctl.core.inventory import DeploymentWish
 from dynctl.core.kv_links import EnginePlace
 from dynctl.core.plan import PlannedDeployment, Pool, Replica
+from dynctl.router.sources.split import worker_ids
 from dynctl.sim.options import USUAL_KV_BYTES
 
 
 def engine_places(planned: PlannedDeployment, topology: Topology | None) -> tuple[EnginePlace, ...]:
-    """Say where each engine of a deployment that hands KV over stands; of one without pools nothing need be known."""
+    """Say where each engine of a deployment that hands KV over stands, by what its router calls it.
+
+    Of one without pools nothing need be known.
+    """
     hosts = {} if topology is None else {host.name: host for host in topology.hosts}
     return tuple(
         EnginePlace(
-            replica.id,
+            name,
             replica.host_name,
             _island(replica, hosts.get(replica.host_name)),
             _has_rdma(replica, hosts.get(replica.host_name)),
@@ -20,6 +24,7 @@ def engine_places(planned: PlannedDeployment, topology: Topology | None) -> tupl
         for pool in planned.pools
         if pool.role.value != "aggregated"
         for replica in pool.replicas
+        for name in worker_ids(replica.id, pool.parallelism.dp)
     )
 
 

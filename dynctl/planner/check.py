@@ -143,6 +143,7 @@ CHOSEN = (
     "prefill and decode apart",
     "KV of a prompt",
     "not startable yet",
+    "only if asked for",
 )
 """How the reasons begin that speak for a layout as it was chosen: they say nothing of one that was edited."""
 PRICED = ("slo.", "overloaded at", "not estimated", "bears ")

@@ -27,6 +27,7 @@ from dynctl.planner.layouts import (
     split,
 )
 from dynctl.planner.limits import batched_choices
+from dynctl.planner.memory import rank_tokens
 from dynctl.planner.options import Misfit, Option, with_batch
 from dynctl.planner.placement import GpuKind
 from dynctl.planner.refusing import refusal
@@ -189,7 +190,10 @@ def _preference(choice: Choice, model: Model, wish: DeploymentWish) -> tuple[obj
     roomy = min(model.max_len_tokens, ROOMY * (work.isl_tokens + work.osl_tokens))
     return (
         choice.num_gpus,
-        any(part.option.memory.kv_capacity_tokens < roomy for part in choice.parts),
+        any(
+            rank_tokens(part.option.memory, part.option.parallelism) < roomy
+            for part in choice.parts
+        ),
         len({id(part.option) for part in choice.parts}),
         round(choice.served.ttft_p99_s, 4),
         len(set(kinds)),

@@ -15,7 +15,7 @@ from dynctl.core.plan import MemorySheet, Parallelism, Pool, Replica, Role, Sour
 from dynctl.core.units import GIB, format_bytes
 from dynctl.errors import PlanError
 from dynctl.planner.limits import declared, simulated_batched_tokens
-from dynctl.planner.memory import CPU_KV_BYTES, cpu_sheet
+from dynctl.planner.memory import CPU_KV_BYTES, cpu_sheet, rank_tokens, unstartable
 from dynctl.planner.options import needed_tokens
 from dynctl.planner.placement import Allocation, matches
 
@@ -91,12 +91,14 @@ def _pool(
     where = f"deployment {wish.name}: pool {number + 1} ({pool.role.value})"
     if pool.replicas < 1:
         raise PlanError(f"{where} asks for {pool.replicas} replicas", "ask for at least one")
+    is_cpu = need is Need.CPU_SLOTS
+    if fault := unstartable(model, pool.parallelism, is_cpu=is_cpu):
+        raise PlanError(f"{where}: {fault[0]}", fault[1])
     hosts = [h for h in allocation.hosts if matches(entries.get(h.name), h.name, pool.hosts)]
     if not hosts:
         raise PlanError(
             f"{where}: no described host matches {', '.join(pool.hosts)}", "see dynctl discover"
         )
-    is_cpu = need is Need.CPU_SLOTS
     if is_cpu and not any(host.cpu_slots for host in hosts):
         raise PlanError(
             f"{where}: engine {wish.engine.kind} on device cpu needs CPU slots and no host declares any",
@@ -116,7 +118,11 @@ def _pool(
             )
         chosen.append(host)
     start = sum(len(p.replicas) for p in before if p.role is pool.role)
-    memory = _slot_sheet(wish, model, where, chosen) if is_cpu and model is not None else None
+    memory = (
+        _slot_sheet(wish, model, where, chosen, pool.parallelism)
+        if is_cpu and model is not None
+        else None
+    )
     replicas = tuple(
         Replica(
             id=f"{wish.name}-{pool.role.value}-{start + i}",
@@ -153,29 +159,36 @@ def kv_space_bytes(wish: DeploymentWish) -> int:
 
 
 def _slot_sheet(
-    wish: DeploymentWish, model: Model, where: str, hosts: Sequence[Host]
+    wish: DeploymentWish,
+    model: Model,
+    where: str,
+    hosts: Sequence[Host],
+    parallelism: Parallelism,
 ) -> MemorySheet:
     """The sheet of the smallest slot.
 
     Raises:
         PlanError: when the model does not fit a slot.
     """
-    found = cpu_room(wish, model, hosts)
-    if found.kv_capacity_tokens < needed_tokens(wish):
+    found = cpu_room(wish, model, hosts, parallelism)
+    if rank_tokens(found, parallelism) < needed_tokens(wish):
         needs = found.reserve_bytes + found.weight_bytes + found.activation_bytes
         needs += needed_tokens(wish) * model.kv_bytes_per_token
         raise PlanError(
-            f"{where}: {model.name} needs {format_bytes(needs)} per engine, the smallest slot has "
-            f"{format_bytes(found.total_bytes)} and {format_bytes(max(0, found.kv_bytes))} of it for KV",
+            f"{where}: {model.name} needs {format_bytes(needs)} per {'rank' if parallelism.dp > 1 else 'engine'}, the smallest "
+            f"slot has {format_bytes(found.total_bytes)} and {format_bytes(max(0, found.kv_bytes))} of it for KV",
             "lower cpu_slots, raise VLLM_CPU_KVCACHE_SPACE, or shorten limits.max_model_len_tokens",
         )
     return found
 
 
-def cpu_room(wish: DeploymentWish, model: Model, hosts: Sequence[Host]) -> MemorySheet:
-    """The sheet of the smallest slot of some hosts."""
+def cpu_room(
+    wish: DeploymentWish, model: Model, hosts: Sequence[Host], parallelism: Parallelism
+) -> MemorySheet:
+    """The sheet of the smallest slot of some hosts, of which each data-parallel rank has its share."""
     slots = [host.memory_bytes // max(1, host.cpu_slots) for host in hosts]
-    return cpu_sheet(model, min(slots), kv_space_bytes(wish))
+    dp = parallelism.dp
+    return cpu_sheet(model, min(slots) // dp, kv_space_bytes(wish), dp)
 
 
 def _external(wish: DeploymentWish, allocation: Allocation) -> list[Pool]:
@@ -185,21 +198,23 @@ def _external(wish: DeploymentWish, allocation: Allocation) -> list[Pool]:
             f"deployment {wish.name}: engine external needs urls of servers that run",
             "add engine.urls",
         )
-    roles = [pool.role for pool in wish.pools for _ in range(pool.replicas)]
-    roles = roles or [Role.AGGREGATED] * len(wish.engine.urls)
-    if len(roles) != len(wish.engine.urls):
+    asked = [(pool.role, pool.parallelism.dp) for pool in wish.pools for _ in range(pool.replicas)]
+    asked = asked or [(Role.AGGREGATED, 1)] * len(wish.engine.urls)
+    if len(asked) != len(wish.engine.urls):
         raise PlanError(
-            f"deployment {wish.name}: pools ask for {len(roles)} replicas and engine.urls names {len(wish.engine.urls)}",
+            f"deployment {wish.name}: pools ask for {len(asked)} replicas and engine.urls names {len(wish.engine.urls)}",
             "give as many urls as replicas",
         )
     home = {host.name: host for host in allocation.hosts}
     fallback = home.get(wish.router.host or "") or allocation.router_host(allocation.hosts)
-    replicas: dict[Role, list[Replica]] = {}
-    for url, role in zip(wish.engine.urls, roles, strict=True):
+    replicas: dict[tuple[Role, int], list[Replica]] = {}
+    for url, (role, dp) in zip(wish.engine.urls, asked, strict=True):
         name = urlsplit(url).hostname or ""
         host = next(
             (h for h in allocation.hosts if name in {h.name, h.address, h.data_address}), fallback
         )
-        mine = replicas.setdefault(role, [])
-        mine.append(Replica(f"{wish.name}-{role.value}-{len(mine)}", role, host.name))
-    return [Pool(role, Parallelism(), tuple(found)) for role, found in replicas.items()]
+        number = sum(len(found) for (other, _), found in replicas.items() if other is role)
+        mine = replicas.setdefault((role, dp), [])
+        mine.append(Replica(f"{wish.name}-{role.value}-{number}", role, host.name))
+    # Of their sizes only the ranks matter to others: each has a cache of its own.
+    return [Pool(role, Parallelism(dp=dp), tuple(found)) for (role, dp), found in replicas.items()]

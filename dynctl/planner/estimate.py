@@ -116,6 +116,68 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
+class RankPace:
+    """How fast one data-parallel rank is while all ranks of its engine do alike: they share steps, not sequences."""
+
+    engine: Pace
+    dp: int
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """As of the engine."""
+        return self.engine.kv_bytes_per_token
+
+    @property
+    def host_s(self) -> float:
+        """As of the engine: it has one server."""
+        return self.engine.host_s
+
+    @property
+    def stages(self) -> int:
+        """As of the engine: each rank has all stages."""
+        return self.engine.stages
+
+    @property
+    def batches(self) -> int:
+        """Those of one rank."""
+        return self.engine.batches // self.dp
+
+    @property
+    def source(self) -> str:
+        """As of the engine."""
+        return self.engine.source
+
+    def band(self, figure: str) -> tuple[float, float]:
+        """As of the engine."""
+        return self.engine.band(figure)
+
+    def prefill_s(self, new_tokens: float, past_tokens: float = 0.0) -> float:
+        """Seconds to compute a prompt on each rank."""
+        return self.engine.prefill_s(new_tokens, past_tokens)
+
+    def decode_s(self, sequences: float, context_tokens: float) -> float:
+        """Seconds of one step with so many sequences on each rank."""
+        return self.engine.decode_s(sequences * self.dp, context_tokens)
+
+    def mixed_s(self, sequences: float, context_tokens: float, new: float, past: float) -> float:
+        """Seconds of one step that also computes a piece of a prompt on each rank."""
+        return self.engine.mixed_s(sequences * self.dp, context_tokens, new, past)
+
+
+def by_rank(side: Side, dp: int) -> Side:
+    """Engines with data-parallel ranks as requests see them: each rank is a replica with a queue and a cache of its own."""
+    if dp == 1:
+        return side
+    return Side(
+        RankPace(side.engine, dp),
+        side.replicas * dp,
+        side.max_sequences / dp,
+        side.kv_capacity_tokens / dp,
+        side.max_num_batched_tokens,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """What is priced: one aggregated side, or a prefill and a decode side."""
 

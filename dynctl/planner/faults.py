@@ -21,7 +21,7 @@ from dynctl.inventory.problems import shown, suggest
 from dynctl.planner.calibration import Calibration
 from dynctl.planner.engines import Need, cpu_room, need_of
 from dynctl.planner.limits import room_of
-from dynctl.planner.memory import legal_tp, sheet
+from dynctl.planner.memory import legal_tp, rank_tokens, sheet, unstartable
 from dynctl.planner.options import needed_tokens
 from dynctl.planner.placement import kind_of, natural, port_space, replica_groups
 from dynctl.planner.transfer import Fabric
@@ -269,6 +269,10 @@ def _deployment_faults(ground: Ground, loc: Loc, planned: PlannedDeployment) -> 
             )
         for here, replica in _numbered(pool.replicas, (*at, "replicas")):
             yield from _replica_faults(ground, here, wish, pool, replica, need)
+        if need is not Need.URL and (
+            fault := unstartable(model, pool.parallelism, is_cpu=need is Need.CPU_SLOTS)
+        ):
+            yield Fault((*at, "parallelism"), f"{planned.name}: {fault[0]}", fault[1])
         if need is Need.GPUS and model is not None:
             if not legal_tp(model, pool.parallelism.tp):
                 yield Fault(
@@ -300,11 +304,11 @@ def _memory_faults(
     ground: Ground, loc: Loc, wish: DeploymentWish, pool: Pool, model: Model
 ) -> Iterator[Fault]:
     found = sheet_of(ground, wish, pool, model)
-    if found is not None and found.kv_capacity_tokens < needed_tokens(wish):
+    if found is not None and rank_tokens(found, pool.parallelism) < needed_tokens(wish):
         yield Fault(
             loc,
-            f"{wish.name}: {model.name} with tp {pool.parallelism.tp} leaves room for {found.kv_capacity_tokens} KV tokens "
-            f"per engine ({format_bytes(max(0, found.kv_bytes))} per GPU), {needed_tokens(wish)} are needed",
+            f"{wish.name}: {model.name} with tp {pool.parallelism.tp} leaves room for "
+            f"{rank_tokens(found, pool.parallelism)} KV tokens per {_holder(pool)} ({format_bytes(max(0, found.kv_bytes))} per GPU), {needed_tokens(wish)} are needed",
         )
 
 
@@ -314,14 +318,20 @@ def _length_faults(
     """Engines refuse to start when their longest request does not fit into their cache."""
     longest = planned.max_model_len_tokens
     found = sheet_of(ground, ground.wishes[planned.name], pool, model)
-    if longest is None or found is None or longest.value <= found.kv_capacity_tokens:
+    if longest is None or found is None:
         return
-    if found.kv_capacity_tokens >= needed_tokens(ground.wishes[planned.name]):
+    room = rank_tokens(found, pool.parallelism)
+    if longest.value > room >= needed_tokens(ground.wishes[planned.name]):
         yield Fault(
             (*loc, "max_model_len_tokens", "value"),
-            f"{planned.name}: a request of {int(longest.value)} tokens does not fit: a {pool.role.value} engine with "
-            f"tp {pool.parallelism.tp} has room for {found.kv_capacity_tokens} KV tokens",
+            f"{planned.name}: a request of {int(longest.value)} tokens does not fit: a {pool.role.value} {_holder(pool)} with "
+            f"tp {pool.parallelism.tp} has room for {room} KV tokens",
         )
+
+
+def _holder(pool: Pool) -> str:
+    """What a request lies in."""
+    return "rank" if pool.parallelism.dp > 1 else "engine"
 
 
 def sheet_of(
@@ -333,7 +343,7 @@ def sheet_of(
     need = need_of(wish)
     if need is Need.CPU_SLOTS:
         hosts = [ground.hosts[r.host_name] for r in pool.replicas if r.host_name in ground.hosts]
-        return cpu_room(wish, model, hosts) if hosts else None
+        return cpu_room(wish, model, hosts, pool.parallelism) if hosts else None
     if need is not Need.GPUS:
         return None
     groups = replica_groups(pool, ground.hosts).values()

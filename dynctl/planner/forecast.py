@@ -19,6 +19,7 @@ from dynctl.planner.estimate import (
     Layout,
     Pace,
     Side,
+    by_rank,
     estimate,
     max_rate_rps,
     meets,
@@ -74,14 +75,15 @@ def price(
             pace = pace_on(model, kind_of(mine[0].gpus[0]), pool.parallelism, mine, calibration)
             if pace is None:
                 return None, [f"not estimated: no figures for {mine[0].gpus[0].name}"]
-            bound = max_sequences(wish, pool.memory)
+            bound = max_sequences(wish, pool.memory, pool.parallelism.dp)
             tokens = float(pool.memory.kv_capacity_tokens) if pool.memory else math.inf
             step = (
                 int(pool.max_num_batched_tokens.value)
                 if pool.max_num_batched_tokens
                 else MAX_BATCHED_TOKENS
             )
-            classes.append(_Class(role, Side(pace, len(mine), bound, tokens, step)))
+            side = Side(pace, len(mine), bound, tokens, step)
+            classes.append(_Class(role, by_rank(side, pool.parallelism.dp)))
     everyone = [group for taken in groups.values() for group in taken]
     names = sorted({spec.name for g in everyone if (spec := find_spec(g.gpus[0].name))})
     source = f"modelled: roofline on {', '.join(names)}, not calibrated"
@@ -91,7 +93,8 @@ def price(
     layout = Layout(
         _slowest(wish, [c.side for c in classes if c.role is Role.PREFILL]),
         _slowest(wish, [c.side for c in classes if c.role is Role.DECODE]),
-        speed.bytes_s,
+        # Ranks share the links of their engine.
+        speed.bytes_s / max(pool.parallelism.dp for pool in pools),
     )
     return _judged(wish, [layout], source)
 
@@ -146,7 +149,7 @@ def _price_simulated(
     declared = declared_pace(dict(wish.engine.args))
     if declared is None:
         return None, ["not estimated: a speed flag of the simulated engine is no number"]
-    bound = max_sequences(wish, None)
+    bound = max_sequences(wish, None, 1)
 
     def side(role: Role, pace: Pace) -> Side:
         mine = [pool for pool in pools if pool.role is role]
@@ -154,7 +157,8 @@ def _price_simulated(
             int(p.max_num_batched_tokens.value) if p.max_num_batched_tokens else MAX_BATCHED_TOKENS
             for p in mine
         )
-        num = sum(len(pool.replicas) for pool in mine)
+        # Its ranks know nothing of each other.
+        num = sum(len(pool.replicas) * pool.parallelism.dp for pool in mine)
         return Side(pace, num, bound, max_num_batched_tokens=step)
 
     if any(pool.role is Role.PREFILL for pool in pools):

@@ -7,7 +7,7 @@ Pure.
 
 from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
-from dynctl.core.plan import ENGINE_DEFAULT, MemorySheet, Role, Sourced
+from dynctl.core.plan import ENGINE_DEFAULT, Role, Sourced
 from dynctl.core.units import GIB
 from dynctl.planner.calibration import Calibration
 from dynctl.planner.memory import BLOCK_TOKENS, MAX_BATCHED_TOKENS, MAX_NUM_SEQS, Room
@@ -70,15 +70,15 @@ def block_size(wish: DeploymentWish) -> Sourced:
 
 
 def max_model_len(
-    wish: DeploymentWish, model: Model | None, memory: MemorySheet | None
+    wish: DeploymentWish, model: Model | None, kv_tokens: int | None
 ) -> Sourced | None:
-    """The context length to start engines with: as declared, else what the model allows and the cache holds."""
+    """The context length to start engines with: as declared, else what the model allows and a cache of so much holds."""
     found = declared(wish, "max_model_len_tokens")
     if found is not None:
         return found
-    if model is None or memory is None or not model.max_len_tokens:
+    if model is None or kv_tokens is None or not model.max_len_tokens:
         return None
-    room = memory.kv_capacity_tokens * 9 // 10
+    room = kv_tokens * 9 // 10
     if model.max_len_tokens <= room:
         return Sourced(model.max_len_tokens, "default: the model's own limit")
     return Sourced(max(1, room), "modelled: 90 % of what the KV cache holds")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from dynctl.core.model import Model
 from dynctl.core.plan import MemorySheet, Parallelism
 from dynctl.core.units import GIB
+from dynctl.kv.ranks import MAX_RANKS
 from dynctl.planner.peaks import GpuSpec
 
 VOLTA_FORMATS = frozenset({"bf16", "int4", "int8"})
@@ -109,12 +110,12 @@ def extra_bytes(model: Model, parallelism: Parallelism, room: Room, reported_tok
     return modelled.kv_bytes - math.ceil(per_token * reported_tokens / parallelism.dp)
 
 
-def cpu_sheet(model: Model, slot_bytes: int, kv_bytes: int) -> MemorySheet:
-    """Fill the sheet of one CPU slot: weights, the engine's processes, and the KV space it is told to use."""
+def cpu_sheet(model: Model, slot_bytes: int, kv_bytes: int, dp: int = 1) -> MemorySheet:
+    """Fill the sheet of a rank's share of a CPU slot: weights, processes, and the KV space each rank is told to use."""
     reserve = slot_bytes // 10
     rest = slot_bytes - reserve - model.weight_bytes - CPU_PROCESS_BYTES
     kv = min(kv_bytes, rest)
-    tokens = int(max(0, kv) / model.kv_bytes_per_token) if model.kv_bytes_per_token else 0
+    tokens = int(max(0, kv) / model.kv_bytes_per_token) * dp if model.kv_bytes_per_token else 0
     return MemorySheet(
         total_bytes=slot_bytes,
         reserve_bytes=reserve,
@@ -126,9 +127,14 @@ def cpu_sheet(model: Model, slot_bytes: int, kv_bytes: int) -> MemorySheet:
     )
 
 
+def rank_tokens(found: MemorySheet, parallelism: Parallelism) -> int:
+    """KV tokens of one data-parallel rank: a request lies in one of them, whatever the others hold."""
+    return found.kv_capacity_tokens // parallelism.dp
+
+
 def needed_bytes(found: MemorySheet, model: Model, parallelism: Parallelism, tokens: int) -> int:
-    """Memory one GPU would need in all to hold `tokens` of KV besides the rest of its sheet."""
-    share = kv_bytes_per_token_per_gpu(model, parallelism) / parallelism.dp
+    """Memory one GPU would need in all to hold a request of `tokens` besides the rest of its sheet."""
+    share = kv_bytes_per_token_per_gpu(model, parallelism)
     return (
         found.reserve_bytes
         + found.weight_bytes
@@ -143,6 +149,29 @@ def no_kernels(model: Model, spec: GpuSpec, name: str) -> str:
     if spec.generation != "volta" or not odd:
         return ""
     return f"{name} cannot compute {' and '.join(sorted(odd))} weights: they need compute capability 7.5 or more"
+
+
+def unstartable(
+    model: Model | None, parallelism: Parallelism, *, is_cpu: bool = False
+) -> tuple[str, str] | None:
+    """Say why no engine starts with these data- and expert-parallel sizes, and what would; None: one does."""
+    dp, ep, ranks = parallelism.dp, parallelism.ep, parallelism.tp * parallelism.dp
+    has_experts = model is not None and model.num_experts > 0
+    if dp > MAX_RANKS:
+        return f"dp {dp} is more than {MAX_RANKS} ranks", "ask for more replicas"
+    if ep > 1 and model is not None and not has_experts:
+        return f"ep {ep}, and {model.name} has no experts", "leave ep out"
+    if ep not in (1, ranks):
+        return (
+            f"ep {ep}: experts go over all {ranks} ranks of tp {parallelism.tp} × dp {dp}, or over none",
+            f"write ep: {ranks}, or leave it out",
+        )
+    if is_cpu and has_experts and dp > 1:
+        return (
+            f"dp {dp}: on CPUs vLLM cannot exchange tokens between ranks of a model with experts",
+            f"ask for {dp} replicas instead",
+        )
+    return None
 
 
 def legal_tp(model: Model, tp: int) -> bool:

@@ -17,7 +17,7 @@ from dynctl.core.plan import Figure, Plan, PlannedDeployment, Pool, Role
 from dynctl.planner.calibration import Calibration, shipped
 from dynctl.planner.closed_loop import Loop, Pair, Pass, run_loop, run_pair
 from dynctl.planner.drawing import parallelism_text
-from dynctl.planner.estimate import Layout, Side, figure, serve
+from dynctl.planner.estimate import Layout, Side, by_rank, figure, serve
 from dynctl.planner.options import max_sequences, pace_on
 from dynctl.planner.placement import Group, kind_of, replica_groups
 from dynctl.planner.roofline import Engine
@@ -251,13 +251,14 @@ def _ask_pair(
 
 def _in_flight(wish: DeploymentWish, each: _Engines, num: int) -> float:
     """Requests in flight on one of `num` engines at the wished rate."""
-    bound = max_sequences(wish, each.pool.memory)
-    side, work = Side(each.pace, num, bound), wish.workload
+    dp = each.pool.parallelism.dp
+    bound = max_sequences(wish, each.pool.memory, dp)
+    side, work = by_rank(Side(each.pace, num, bound), dp), wish.workload
     layout = Layout(side)
     if each.pool.role is Role.DECODE:
         layout = Layout(Side(each.pace, _ENOUGH, math.inf), side, math.inf)
     served = serve(layout, work, work.rate_rps)
-    return max(1.0, min(bound, served.sequences if served.is_stable else bound))
+    return max(1.0, min(bound, served.sequences * dp if served.is_stable else bound))
 
 
 def _loop(wish: DeploymentWish, each: _Engines, users: float) -> Loop:
@@ -267,7 +268,7 @@ def _loop(wish: DeploymentWish, each: _Engines, users: float) -> Loop:
         work.osl_tokens,
         max(1, round(users)),
         work.isl_tokens * work.shared_prefix_ratio,
-        max_sequences(wish, each.pool.memory),
+        max_sequences(wish, each.pool.memory, each.pool.parallelism.dp),
     )
 
 

@@ -1,7 +1,7 @@
 """What one engine of a deployment could be: GPU kinds, tensor and pipeline sizes that fit, priced; and why others do not.
 
-Only engines that `up` can start are options: inside one host, without data or expert parallelism (`spanning` shows
-the others).
+Options are inside one host, without data or expert parallelism: those are had by asking (`pools`), and `spanning` shows
+where they would bear more.
 Not here: taking GPUs (`placement`), how many engines of which option (`layouts`).
 Pure.
 """
@@ -18,7 +18,7 @@ from dynctl.core.units import GIB, format_bytes
 from dynctl.errors import PlanError
 from dynctl.planner.calibration import Calibration
 from dynctl.planner.drawing import parallelism_text
-from dynctl.planner.estimate import Pace, Side
+from dynctl.planner.estimate import Pace, Side, by_rank
 from dynctl.planner.grouping import link_rank, near_of, num_nvlinks, tp_groups
 from dynctl.planner.limits import (
     batched_choices,
@@ -27,7 +27,7 @@ from dynctl.planner.limits import (
     max_num_seqs,
     room_of,
 )
-from dynctl.planner.memory import legal_tp, needed_bytes, no_kernels, sheet
+from dynctl.planner.memory import legal_tp, needed_bytes, no_kernels, rank_tokens, sheet
 from dynctl.planner.peaks import find_spec
 from dynctl.planner.placement import Allocation, GpuKind, Group, kind_of
 from dynctl.planner.roofline import Engine, group_link
@@ -130,7 +130,7 @@ def pace_on(
     calibration: Calibration,
 ) -> Pace | None:
     """How fast an engine is on the worst of some groups; None where the GPU's peaks are unknown."""
-    worst = min((worst_tp_link(g, parallelism.tp) for g in groups), key=link_rank, default=None)
+    worst = min((worst_link(g, parallelism) for g in groups), key=link_rank, default=None)
     return pace_at(model, kind, parallelism, worst, calibration)
 
 
@@ -149,14 +149,20 @@ def pace_at(
     return Engine(model, spec, parallelism, link, calibration=calibration)
 
 
-def worst_tp_link(group: Group, tp: int) -> str | None:
-    """The slowest link inside any tensor-parallel rank group; pipeline stages lie one after another."""
+def worst_link(group: Group, parallelism: Parallelism) -> str | None:
+    """The slowest link between GPUs that share the work of a layer.
+
+    Those are tensor-parallel ranks, of which pipeline stages and data-parallel ranks lie one after another; and all of an
+    engine whose data-parallel ranks share experts.
+    """
     links = group.host.gpu_links
+    has_shared_experts = parallelism.dp > 1 and parallelism.ep > 1
+    size = len(group.positions) if has_shared_experts else parallelism.tp
     labels = [
         links[a][b]
-        for start in range(0, len(group.positions), tp)
-        for a in group.positions[start : start + tp]
-        for b in group.positions[start : start + tp]
+        for start in range(0, len(group.positions), size)
+        for a in group.positions[start : start + size]
+        for b in group.positions[start : start + size]
         if a < b
     ]
     return min(labels, key=link_rank, default=None)
@@ -186,7 +192,7 @@ def groups_of(
     if least is None:
         return staged_ones
     bound = link_rank(least)
-    return [g for g in staged_ones if link_rank(worst_tp_link(g, parallelism.tp)) >= bound]
+    return [g for g in staged_ones if link_rank(worst_link(g, parallelism)) >= bound]
 
 
 def options_for(
@@ -256,7 +262,7 @@ def _of_size(
         misfits.append(misfit(wish, model, kind, parallelism, calibration))
         return []
     tokens, found = fitting
-    labels = [worst_tp_link(group, parallelism.tp) for group in groups]
+    labels = [worst_link(group, parallelism) for group in groups]
     classes = sorted(set(labels), key=lambda label: (-link_rank(label), label or ""))
     if len(classes) > MAX_LINK_CLASSES:
         classes = [*classes[: MAX_LINK_CLASSES - 1], classes[-1]]
@@ -288,7 +294,7 @@ def fitting_batch(
     """The first choice of a step's tokens whose activations leave room for a request, with its memory; None: none does."""
     for tokens in batched_choices(wish, kind):
         found = sheet(model, parallelism, room_of(wish, kind, calibration, tokens))
-        if found.kv_capacity_tokens >= needed_tokens(wish):
+        if rank_tokens(found, parallelism) >= needed_tokens(wish):
             return tokens, found
     return None
 
@@ -299,7 +305,7 @@ def with_batch(
     """The option with another bound on a step's tokens; None when a request would not fit beside its activations."""
     room = room_of(wish, option.kind, calibration, tokens)
     found = sheet(model, option.parallelism, room)
-    if found.kv_capacity_tokens < needed_tokens(wish):
+    if rank_tokens(found, option.parallelism) < needed_tokens(wish):
         return None
     return replace(option, max_num_batched_tokens=tokens, memory=found)
 
@@ -313,7 +319,7 @@ def option_of(
 ) -> Option:
     """What engines on given groups are, at worst: the smallest memory, the slowest link."""
     kind = min((kind_of(g.gpus[0]) for g in groups), key=lambda k: (k.memory_bytes, k.name))
-    link = min((worst_tp_link(g, parallelism.tp) for g in groups), key=link_rank)
+    link = min((worst_link(g, parallelism) for g in groups), key=link_rank)
     tokens, memory = fitting_batch(wish, model, kind, parallelism, calibration) or (
         batched_choices(wish, kind)[0],
         sheet(model, parallelism, room_of(wish, kind, calibration)),
@@ -354,7 +360,7 @@ def misfit(
     )
     inner = found.weight_bytes - model.embedding_weight_bytes // parallelism.tp
     saved = inner // 2 if model.dtype_bytes >= 2 else 0
-    return Misfit(text, missing, saved, found.kv_capacity_tokens)
+    return Misfit(text, missing, saved, rank_tokens(found, parallelism))
 
 
 def refuse_fit(
@@ -413,19 +419,21 @@ def _gpus(count: int) -> str:
 def engines_of(wish: DeploymentWish, option: Option, count: int) -> Side:
     """Engines of an option as the estimate sees them."""
     assert option.pace is not None
-    return Side(
+    dp = option.parallelism.dp
+    side = Side(
         option.pace,
         count,
-        max_sequences(wish, option.memory),
+        max_sequences(wish, option.memory, dp),
         float(option.memory.kv_capacity_tokens),
         option.max_num_batched_tokens,
     )
+    return by_rank(side, dp)
 
 
-def max_sequences(wish: DeploymentWish, memory: MemorySheet | None) -> float:
-    """Sequences one engine can hold: by its own limit and by its KV cache; what requests share is stored once."""
+def max_sequences(wish: DeploymentWish, memory: MemorySheet | None, dp: int) -> float:
+    """Sequences one engine can hold: by its ranks' own limit and by its KV cache; what requests share is stored once."""
     work = wish.workload
-    bound = float(max_num_seqs(wish).value)
+    bound = float(max_num_seqs(wish).value) * dp
     if memory is None:
         return bound
     tokens = work.isl_tokens * (1 - work.shared_prefix_ratio) + work.osl_tokens

@@ -18,7 +18,7 @@ from dynctl.planner.choosing import Trail, choose, settle, tuned
 from dynctl.planner.grouping import num_nvlinks
 from dynctl.planner.layouts import Choice, Part, Pricer
 from dynctl.planner.limits import batched_tokens
-from dynctl.planner.memory import legal_tp
+from dynctl.planner.memory import legal_tp, unstartable
 from dynctl.planner.options import Option, for_decoding
 from dynctl.planner.pairing import RULE, leaning, pair_fault
 from dynctl.planner.placement import (
@@ -31,7 +31,7 @@ from dynctl.planner.placement import (
     natural,
     replica_on,
 )
-from dynctl.planner.spanning import NOT_YET, about_domains, better_elsewhere, over_hosts
+from dynctl.planner.spanning import about_domains, better_elsewhere, over_hosts
 from dynctl.planner.transfer import Fabric
 from dynctl.planner.verdict import why_chosen
 
@@ -241,7 +241,8 @@ def _explicit_pool(
             f"({draft.model.num_kv_heads} KV heads) of {draft.model.name}",
             "choose a power of two that does",
         )
-    _check_startable(draft, where, pool)
+    if fault := unstartable(draft.model, pool.parallelism):
+        raise PlanError(f"{where}: {fault[0]}", fault[1])
     kinds = _fitting_kinds(draft, where, pool, ground, allowed)
     groups = _take_pool(draft, pool, kinds, allocation, allowed)
     if len(groups) < pool.replicas:
@@ -261,29 +262,6 @@ def _explicit_pool(
             pricer = Pricer(wish, ground.fabric, ground.most_priced, ground.calibration)
             option, _ = tuned(pricer, draft.model, option)
     _add_pool(draft, ground, pool.role, pool.parallelism, groups, option)
-
-
-def _check_startable(draft: Draft, where: str, pool: PoolWish) -> None:
-    """Refuse parallelism that means nothing for the model, or that `up` cannot start.
-
-    Raises:
-        PlanError: naming it.
-    """
-    sizes_of, model = pool.parallelism, draft.model
-    if sizes_of.ep > 1 and model is not None and not model.num_experts:
-        raise PlanError(
-            f"{where}: ep {sizes_of.ep}, and {model.name} has no experts", "leave ep out"
-        )
-    if sizes_of.dp > 1:
-        raise PlanError(
-            f"{where}: dp {sizes_of.dp} is {NOT_YET}: engines run without data parallel ranks",
-            f"ask for {pool.replicas * sizes_of.dp} replicas instead",
-        )
-    if sizes_of.ep > 1:
-        raise PlanError(
-            f"{where}: ep {sizes_of.ep} is {NOT_YET} as a size of its own",
-            "put enable-expert-parallel: true under engine.args, and leave ep out",
-        )
 
 
 def _fitting_kinds(
@@ -363,7 +341,7 @@ def _add_pool(
     slow = [
         g
         for g in groups
-        if parallelism.tp > 1 and not num_nvlinks(sizes.worst_tp_link(g, parallelism.tp))
+        if parallelism.tp > 1 and not num_nvlinks(sizes.worst_link(g, Parallelism(parallelism.tp)))
     ]
     if slow:
         where = ", ".join(sorted({g.host.name for g in slow}, key=natural))

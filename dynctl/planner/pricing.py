@@ -14,7 +14,7 @@ from dynctl.core.units import GIB, format_bytes, format_number
 from dynctl.core.workload import Slo, Workload
 from dynctl.planner.calibration import Calibration, Constants, shipped, stored_as
 from dynctl.planner.closed_loop import Loop, prefill_batch_s, run_loop
-from dynctl.planner.estimate import Layout, Side, figure, max_rate_rps, serve
+from dynctl.planner.estimate import Layout, Side, by_rank, figure, max_rate_rps, serve
 from dynctl.planner.limits import default_batched_tokens
 from dynctl.planner.memory import (
     MAX_BATCHED_TOKENS,
@@ -22,6 +22,7 @@ from dynctl.planner.memory import (
     Room,
     legal_tp,
     no_kernels,
+    rank_tokens,
     sheet,
 )
 from dynctl.planner.peaks import GpuSpec
@@ -105,7 +106,7 @@ def price_engine(query: Query) -> Priced:
         return Priced(False, refusal)
     memory = memory_of(query)
     needed = query.workload.isl_tokens + query.workload.osl_tokens
-    if memory.kv_capacity_tokens < needed:
+    if rank_tokens(memory, query.parallelism) < needed:
         reason = f"{_short(query, memory, needed)}; {_nearest(query, needed)}"
         return Priced(False, reason, memory=memory)
     priced = _looped if query.concurrency is not None else _arriving
@@ -189,7 +190,8 @@ def _short(query: Query, memory: MemorySheet, needed: int) -> str:
             f"a GPU has {format_bytes(memory.total_bytes)}: {format_bytes(needs - memory.total_bytes)} short"
         )
     return (
-        f"{where} holds {memory.kv_capacity_tokens} tokens of KV, one request needs {needed}: "
+        f"{where} holds {rank_tokens(memory, query.parallelism)} tokens of KV{' a rank' if query.parallelism.dp > 1 else ''}, "
+        f"one request needs {needed}: "
         f"{format_bytes(memory.kv_bytes)} are left beside weights of {format_bytes(memory.weight_bytes)}"
     )
 
@@ -201,7 +203,7 @@ def _nearest(query: Query, needed: int) -> str:
         for tp, pp in ((own.tp * factor, own.pp), (own.tp, own.pp * factor)):
             larger = replace(query, parallelism=replace(own, tp=tp, pp=pp))
             is_legal = not illegal(query.model, larger.parallelism)
-            if is_legal and memory_of(larger).kv_capacity_tokens >= needed:
+            if is_legal and rank_tokens(memory_of(larger), larger.parallelism) >= needed:
                 return f"it fits with tp {tp}" + (f" and pp {pp}" if pp > 1 else "")
     return "no layout of up to sixteen times the GPUs holds it"
 
@@ -283,7 +285,10 @@ def _prefilling(query: Query, engine: Engine, loop: Loop) -> tuple[float, float]
 
 def _arriving(query: Query, engine: Engine, memory: MemorySheet) -> Priced:
     work, gpus = query.workload, query.parallelism.num_gpus
-    side = Side(engine, 1, _max_sequences(query, memory), memory.kv_capacity_tokens)
+    side = by_rank(
+        Side(engine, 1, _max_sequences(query, memory), memory.kv_capacity_tokens),
+        query.parallelism.dp,
+    )
     layout = Layout(side)
     if query.role is Role.PREFILL:
         layout = Layout(side, _endless(side), math.inf)
@@ -320,7 +325,7 @@ def _arriving(query: Query, engine: Engine, memory: MemorySheet) -> Priced:
         if is_prefill
         else figure(work.rate_rps * work.osl_tokens / gpus, (1.0, 1.0), "asked"),
         req_s=req_s,
-        memory_gib=_memory(query, memory, served.sequences),
+        memory_gib=_memory(query, memory, served.sequences * query.parallelism.dp),
         kv_capacity_tokens=_capacity(query, memory),
         ttft_p50_ms=ttft(served.ttft_p50_s),
         ttft_p95_ms=ttft(served.ttft_p95_s),

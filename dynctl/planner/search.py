@@ -27,6 +27,7 @@ from dynctl.planner.digest import with_digest
 from dynctl.planner.engines import Need, need_of, plan_free_engines
 from dynctl.planner.forecast import price
 from dynctl.planner.limits import block_size, declared, max_model_len, max_num_seqs, memory_share
+from dynctl.planner.memory import rank_tokens
 from dynctl.planner.placement import Allocation, left_out, natural
 from dynctl.planner.pools import Draft, Ground, explicit_pools, gpu_hosts, searched_pools
 from dynctl.planner.transfer import Fabric
@@ -144,8 +145,10 @@ def _router(
 def _finish(draft: Draft, router: RouterPlan, ground: Ground) -> PlannedDeployment:
     wish, allocation = draft.wish, ground.allocation
     # All engines of a deployment take requests of one length, so the one that holds least decides it.
-    sheets = [pool.memory for pool in draft.pools if pool.memory is not None]
-    memory = min(sheets, key=lambda sheet: sheet.kv_capacity_tokens, default=None)
+    room = min(
+        (rank_tokens(p.memory, p.parallelism) for p in draft.pools if p.memory is not None),
+        default=None,
+    )
     figures: Estimate | None
     figures, priced = price(
         wish, draft.model, draft.pools, draft.groups, ground.fabric, ground.calibration
@@ -155,14 +158,14 @@ def _finish(draft: Draft, router: RouterPlan, ground: Ground) -> PlannedDeployme
     host = next(h for h in allocation.hosts if h.name == router.host_name)
     if wish.router.host is None and len(allocation.hosts) > 1:
         reasons.append(_why_router(host, allocation))
-    is_known = (bool(draft.groups) and memory is not None) or wish.engine.kind == "sim"
+    is_known = (bool(draft.groups) and room is not None) or wish.engine.kind == "sim"
     return PlannedDeployment(
         name=wish.name,
         model=wish.model,
         engine_kind=wish.engine.kind,
         pools=tuple(draft.pools),
         router=router,
-        max_model_len_tokens=max_model_len(wish, draft.model, memory),
+        max_model_len_tokens=max_model_len(wish, draft.model, room),
         max_num_seqs=max_num_seqs(wish) if is_known else declared(wish, "max_num_seqs"),
         gpu_memory_utilization=memory_share(wish) if draft.groups else None,
         block_size_tokens=block_size(wish) if is_known else declared(wish, "block_size_tokens"),

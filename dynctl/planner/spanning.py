@@ -1,8 +1,9 @@
-"""Layouts that would be worth having and cannot be started yet: engines over several hosts, data and expert parallel.
+"""Layouts that would be worth having and are not chosen: data and expert parallel ones, and engines over several hosts.
 
-They are only shown, marked `not startable yet`. Hosts of one NVLink domain are as one host here. Over other hosts a
+They are only shown: inside a host as what pools can ask for, over hosts marked `not startable yet`, since those cannot be
+started. Hosts of one NVLink domain are as one host here. Over other hosts a
 pipeline comes first; tensor parallelism only over a fast fabric and when no pipeline holds the model.
-Not here: layouts that can be started (`options`, `layouts`).
+Not here: layouts that can be chosen (`options`, `layouts`).
 Pure.
 """
 
@@ -26,11 +27,12 @@ from dynctl.planner.placement import Allocation, GpuKind, Group, kind_of
 from dynctl.planner.transfer import outside
 
 NOT_YET = "not startable yet"
+ON_REQUEST = "only if asked for"
 FAST_BYTES_S = 25e9
 """Per GPU, from which tensor parallelism over hosts is worth a thought: 200 Gb/s each."""
 MAX_HOSTS = 16
 WORTH = 1.2
-"""A layout that cannot be started is mentioned from this much more rate per GPU: less is within the error."""
+"""A layout that is not chosen is mentioned from this much more rate per GPU: less is within the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,7 @@ def _tokens(
 
 @dataclass(frozen=True, slots=True)
 class _Idea:
-    """An engine that cannot be started yet, with its worst link and where it would be."""
+    """An engine that is not chosen, with its worst link; where it would be, if over hosts: not startable then."""
 
     kind: GpuKind
     parallelism: Parallelism
@@ -222,12 +224,20 @@ def better_elsewhere(
     rate, best = max(found, key=lambda f: (f[0], -f[1].parallelism.num_gpus, f[1].kind))
     if rate < chosen * WORTH:
         return []
+    what = f"{parallelism_text(best.parallelism)} on {best.kind.name}{best.where}"
     return [
         (
-            f"{NOT_YET}: {parallelism_text(best.parallelism)} on {best.kind.name}{best.where} would bear {format_number(rate)} "
-            f"req/s per GPU, the chosen layout {format_number(chosen)}"
+            f"{NOT_YET if best.where else ON_REQUEST}: {what} would bear {format_number(rate)} req/s per GPU, "
+            f"the chosen layout {format_number(chosen)}"
+            + ("" if best.where else f"; {_request(best.parallelism)} asks for it")
         )
     ]
+
+
+def _request(parallelism: Parallelism) -> str:
+    """What to write for it."""
+    sizes_of = {"tp": parallelism.tp, "dp": parallelism.dp, "ep": parallelism.ep}
+    return f"pools: with {', '.join(f'{name}: {size}' for name, size in sizes_of.items())}"
 
 
 def _parallel_inside(model: Model, kind: GpuKind, hosts: Sequence[Host]) -> Iterator[_Idea]:

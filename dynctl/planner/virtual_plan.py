@@ -5,7 +5,7 @@ Pure.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import DeploymentWish
@@ -14,12 +14,13 @@ from dynctl.core.plan import PlannedDeployment, Pool, Role, Sourced
 from dynctl.core.workload import Workload
 from dynctl.errors import PlanError
 from dynctl.planner.calibration import Calibration, shipped
-from dynctl.planner.estimate import Pace
-from dynctl.planner.memory import BLOCK_TOKENS, MAX_BATCHED_TOKENS, MAX_NUM_SEQS
+from dynctl.planner.estimate import Pace, RankPace
+from dynctl.planner.memory import BLOCK_TOKENS, MAX_BATCHED_TOKENS, MAX_NUM_SEQS, rank_tokens
 from dynctl.planner.options import pace_on
 from dynctl.planner.placement import kind_of, replica_groups
 from dynctl.planner.transfer import Fabric
 from dynctl.planner.virtual import VirtualEngineSpec
+from dynctl.router.sources.split import worker_ids
 from dynctl.sim.options import SimOptions
 from dynctl.sim.scheduler import StepCosts
 
@@ -74,7 +75,7 @@ def virtual_deployment(
                     "calibrate it, or simulate on a GPU of the table",
                 )
             host_s = max(host_s, pace.host_s)
-            engines.append(_spec(replica.id, planned, pool, pace, wish))
+            engines += _specs(replica.id, planned, pool, pace, wish)
     by_role = {
         role: [groups[r.id] for p in planned.pools if p.role is role for r in p.replicas]
         for role in (Role.PREFILL, Role.DECODE)
@@ -83,22 +84,25 @@ def virtual_deployment(
     return VirtualDeployment(tuple(engines), speed.bytes_s, host_s, "modelled engines")
 
 
-def _spec(
+def _specs(
     replica_id: str, planned: PlannedDeployment, pool: Pool, pace: Pace, wish: DeploymentWish
-) -> VirtualEngineSpec:
-    tokens = pool.memory.kv_capacity_tokens if pool.memory else 0
+) -> list[VirtualEngineSpec]:
+    """An engine as the router sees it: one per data-parallel rank."""
+    dp = pool.parallelism.dp
+    tokens = rank_tokens(pool.memory, pool.parallelism) if pool.memory else 0
     block_tokens = _whole(planned.block_size_tokens, BLOCK_TOKENS)
     step_tokens = _whole(pool.max_num_batched_tokens, MAX_BATCHED_TOKENS)
-    return VirtualEngineSpec(
+    one = VirtualEngineSpec(
         replica_id,
         pool.role,
-        step_costs(pace, wish.workload, pool.role, step_tokens),
+        step_costs(pace if dp == 1 else RankPace(pace, dp), wish.workload, pool.role, step_tokens),
         num_blocks=max(2, tokens // block_tokens + 1),
         block_size=block_tokens,
         max_num_seqs=_whole(planned.max_num_seqs, MAX_NUM_SEQS),
         max_num_batched_tokens=step_tokens,
         kv_bytes_per_token=pace.kv_bytes_per_token,
     )
+    return [replace(one, id=name) for name in worker_ids(replica_id, dp)]
 
 
 def _whole(limit: Sourced | None, default: int) -> int:
@@ -138,7 +142,7 @@ def _declared(planned: PlannedDeployment, wish: DeploymentWish) -> VirtualDeploy
     options = sim_options(wish.engine.args)
     engines = tuple(
         VirtualEngineSpec(
-            replica.id,
+            name,
             pool.role,
             StepCosts(
                 options.prefill_us_per_token,
@@ -156,6 +160,7 @@ def _declared(planned: PlannedDeployment, wish: DeploymentWish) -> VirtualDeploy
         )
         for pool in planned.pools
         for replica in pool.replicas
+        for name in worker_ids(replica.id, pool.parallelism.dp)
     )
     bytes_s = options.kv_transfer_mbytes_s * 1e6
     return VirtualDeployment(engines, bytes_s, None, "the simulated engine's flags")

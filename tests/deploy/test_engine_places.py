@@ -72,6 +72,19 @@ def test_engines_without_gpus_are_told_apart_by_host_and_network(plan):
     assert classes(planned, host("a"), host("b")) == ["host", "tcp"]
 
 
+def test_data_parallel_ranks_stand_where_their_engine_does(plan):
+    (planned,) = plan.deployments
+    pools = tuple(replace(pool, parallelism=Parallelism(dp=2)) for pool in planned.pools)
+    places = engine_places(replace(planned, pools=pools), Topology(hosts=(host("a"), host("b"))))
+    assert [place.id for place in places][:4] == [
+        "chat-prefill-0_dp0",
+        "chat-prefill-0_dp1",
+        "chat-decode-0_dp0",
+        "chat-decode-0_dp1",
+    ]
+    assert LinkClasses(places).of("chat-prefill-0_dp1", "chat-decode-1_dp0") == "tcp"
+
+
 def test_what_a_token_takes_is_by_the_memory_sheet_or_the_simulation(plan, inventory):
     (planned,) = plan.deployments
     (wish,) = inventory.deployments

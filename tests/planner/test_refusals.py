@@ -109,8 +109,14 @@ def test_explicit_pools_are_refused_with_what_binds(build):
     ("model", "sizes", "said"),
     [
         ("llama-70b", Parallelism(4, ep=4), "has no experts"),
-        ("llama-70b", Parallelism(2, dp=2), "dp 2 is not startable yet"),
-        ("qwen3-235b-fp8", Parallelism(8, ep=8), "ep 8 is not startable yet"),
+        ("llama-70b", Parallelism(2, dp=65), "dp 65 is more than 64 ranks"),
+        (
+            "qwen3-235b-fp8",
+            Parallelism(2, dp=4, ep=4),
+            "experts go over all 8 ranks of tp 2 × dp 4",
+        ),
+        ("qwen3-235b-fp8", Parallelism(1, dp=2, ep=2), "dp2 ep2 on NVIDIA H100 80GB HBM3 needs"),
+        ("qwen3-235b-fp8", Parallelism(4, dp=4, ep=16), "the largest has 8 GPUs"),
     ],
 )
 def test_parallelism_that_means_nothing_or_cannot_be_started(build, model, sizes, said):

@@ -1,14 +1,16 @@
 """--why scores six facts and shows every layout; --what-if changes the facts; Python says the same as YAML."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
 from dynctl.cli.main import run
 from dynctl.core.hardware import GpuState, Topology
-from dynctl.core.inventory import Limits
+from dynctl.core.inventory import Limits, PoolWish
 from dynctl.core.links import LinkKind, LinkMeasurement, LinkPoint
+from dynctl.core.plan import Parallelism, Role
 from dynctl.core.workload import Slo, Workload
 from dynctl.errors import PlanError, UsageError
 from dynctl.planner.check import EDITED, check_plan
@@ -185,11 +187,15 @@ def test_layouts_over_hosts_are_shown_and_never_chosen(build):
 def test_a_moe_model_mentions_expert_parallel_layouts_and_never_gets_one(build, monkeypatch):
     monkeypatch.setattr("dynctl.planner.spanning.WORTH", 0.0)
     wish = build.wish("deepseek-v3", workload=Workload(2048, 256, 1.0), slo=Slo(8000, 400))
-    plan = planned(build.cluster([build.host("h", 8, "h200", nics=True)], wish))
+    host = build.host("h", 8, "h200", nics=True)
+    plan = planned(build.cluster([host], wish))
 
-    (told,) = [r for r in plan.deployments[0].reasons if r.startswith("not startable yet")]
-    assert "ep" in told
+    (told,) = [r for r in plan.deployments[0].reasons if r.startswith("only if asked for")]
     assert "req/s per GPU" in told
+    tp, dp, ep = (int(re.search(rf"{name}: (\d+)", told)[1]) for name in ("tp", "dp", "ep"))
+    asked = replace(wish, pools=(PoolWish(Role.AGGREGATED, 1, Parallelism(tp, 1, dp, ep)),))
+    (pool,) = planned(build.cluster([host], asked)).deployments[0].pools
+    assert pool.parallelism == Parallelism(tp, 1, dp, tp * dp)
     for _, pool, _ in plan.replicas():
         assert (pool.parallelism.dp, pool.parallelism.ep) == (1, 1)
 
