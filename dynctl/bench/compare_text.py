@@ -82,6 +82,11 @@ def footnotes(found: Comparison) -> list[str]:
         f"INVALID: the load generator of {name} was the limit: {why}"
         for name, why in found.client_limited.items()
     ]
+    if not {"seed", "url"} & found.differs.keys():
+        notes.append(
+            "both runs sent the same prompts to the same server, so the later one may have found them cached: "
+            "leave --seed out"
+        )
     for change in found.changes:
         if change.is_regression:
             notes.append(

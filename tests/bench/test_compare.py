@@ -165,6 +165,13 @@ def test_how_a_workload_is_spelled_does_not_matter():
     assert made(load="poisson:20").report.workload_digest != found.workload_digest
 
 
+def test_the_same_prompts_to_the_same_server_are_noticed():
+    assert any("found them cached" in line for line in footnotes(compare(made(), made("b"), {})))
+    others = made("b", seed=2), made("b", url="http://h:2")
+    for other in others:
+        assert not any("cached" in line for line in footnotes(compare(made(), other, {})))
+
+
 def test_an_interrupted_run_is_refused():
     cut = made()
     cut = replace(cut, report=replace(cut.report, is_partial=True))
