@@ -1,4 +1,4 @@
-"""One host's figures now: GPUs from NVML, engines and routers from their own `/metrics`.
+"""One host's figures now: GPUs from NVML, engines, routers and relays from their own `/metrics`.
 
 Asked for, never on its own: an agent nobody watches costs nothing. Not here: rates, history.
 IO: sockets, NVML.
@@ -11,13 +11,19 @@ from typing import TypeVar
 
 from dynctl.agents import ask
 from dynctl.agents.host.gpus import GpuReader
-from dynctl.agents.programs import EngineProgram, RouterProgram
+from dynctl.agents.programs import EngineProgram, RelayProgram, RouterProgram
 from dynctl.agents.records import unit_status
 from dynctl.agents.root import Run
 from dynctl.agents.supervisor import Supervisor
 from dynctl.core.deployment import EngineState
-from dynctl.core.exposition import router_sample
-from dynctl.core.snapshot import EngineSample, GpuSample, HostSnapshot, RouterSample
+from dynctl.core.exposition import relay_sample, router_sample
+from dynctl.core.snapshot import (
+    EngineSample,
+    GpuSample,
+    HostSnapshot,
+    RelaySample,
+    RouterSample,
+)
 from dynctl.errors import ProbeError
 from dynctl.http1.upstream import UpstreamError
 
@@ -26,7 +32,7 @@ _FRESH_S = 0.4
 _SERVING = (EngineState.READY, EngineState.DRAINING)
 
 Key = tuple[str, str]
-S = TypeVar("S", EngineSample, RouterSample)
+S = TypeVar("S", EngineSample, RouterSample, RelaySample)
 
 
 class Sampler:
@@ -41,6 +47,7 @@ class Sampler:
         self._engines: dict[Key, tuple[float, EngineSample]] = {}
         """By id and incarnation, with the time it was taken: an older one is shown with its age."""
         self._routers: dict[Key, tuple[float, RouterSample]] = {}
+        self._relays: dict[Key, tuple[float, RelaySample]] = {}
         self._gpus: tuple[float, tuple[GpuSample, ...]] = (0.0, ())
 
     async def sample(self) -> HostSnapshot:
@@ -55,6 +62,7 @@ class Sampler:
         units = [unit for unit in self._supervisor.units.values() if not unit.is_aside]
         engines: dict[Key, tuple[EngineProgram, Run]] = {}
         routers: dict[Key, tuple[RouterProgram, Run]] = {}
+        relays: dict[Key, Run] = {}
         for unit in units:
             if unit.run is None or unit.life.state not in _SERVING:
                 continue
@@ -63,13 +71,18 @@ class Sampler:
                 engines[key] = (unit.program, unit.run)
             elif isinstance(unit.program, RouterProgram):
                 routers[key] = (unit.program, unit.run)
+            elif isinstance(unit.program, RelayProgram):
+                relays[key] = unit.run
         self._engines = {k: v for k, v in self._engines.items() if k in engines}
         self._routers = {k: v for k, v in self._routers.items() if k in routers}
+        self._relays = {k: v for k, v in self._relays.items() if k in relays}
         async with asyncio.TaskGroup() as group:
             for key, (engine, run) in engines.items():
                 group.create_task(self._ask_engine(key, engine, run), name=f"sample:{key[0]}")
             for key, (router, run) in routers.items():
                 group.create_task(self._ask_router(key, router, run), name=f"sample:{key[0]}")
+            for key, run in relays.items():
+                group.create_task(self._ask_relay(key, run), name=f"sample:{key[0]}")
             error = group.create_task(self._ask_gpus(), name="sample:gpus")
         now_s = time.monotonic()
         wanted = self._supervisor.slice
@@ -80,6 +93,7 @@ class Sampler:
             engines=tuple(_aged(*self._engines[k], now_s) for k in engines if k in self._engines),
             routers=tuple(_aged(*self._routers[k], now_s) for k in routers if k in self._routers),
             error=error.result(),
+            relays=tuple(_aged(*self._relays[k], now_s) for k in relays if k in self._relays),
         )
 
     async def _ask_engine(self, key: Key, program: EngineProgram, run: Run) -> None:
@@ -96,6 +110,13 @@ class Sampler:
         except (UpstreamError, ProbeError):
             return
         self._routers[key] = (time.monotonic(), sample)
+
+    async def _ask_relay(self, key: Key, run: Run) -> None:
+        try:
+            sample = relay_sample(await ask.metrics(run.at), *key)
+        except (UpstreamError, ProbeError):
+            return
+        self._relays[key] = (time.monotonic(), sample)
 
     async def _ask_gpus(self) -> str:
         """Read the GPUs; returns why it could not."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from dynctl.core.snapshot import EngineSample, Histogram, RouterSample
+from dynctl.core.snapshot import EngineSample, Histogram, RelaySample, RouterSample
 from dynctl.errors import ProbeError
 
 # One label; the value's escapes are `\\`, `\"` and `\n`.
@@ -201,6 +201,10 @@ ROUTER_NAMES = (
 )
 """All that `router_sample` looks at."""
 
+_RELAY_LAG = "dynctl_relay_kv_lag_seconds"
+RELAY_NAMES = histogram_names(_RELAY_LAG)
+"""All that `relay_sample` looks at."""
+
 
 def engine_sample(text: str, id: str, incarnation: str) -> EngineSample:  # noqa: A002 - the noun's field
     """Read one scrape of vLLM, or of an engine that uses its names; data-parallel ranks are added up.
@@ -249,3 +253,12 @@ def router_sample(text: str, id: str, deployment: str) -> RouterSample:  # noqa:
         itl_s=histogram(scrape, _ROUTER_ITL),
         **totals,
     )
+
+
+def relay_sample(text: str, id: str, incarnation: str) -> RelaySample:  # noqa: A002 - the noun's field
+    """Read one scrape of a relay.
+
+    Raises:
+        ProbeError: when a wanted line cannot be understood.
+    """
+    return RelaySample(id, incarnation, histogram(parse(text, RELAY_NAMES), _RELAY_LAG))

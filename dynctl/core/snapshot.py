@@ -104,6 +104,17 @@ class RouterSample:
 
 
 @dataclass(frozen=True, slots=True)
+class RelaySample:
+    """One host's relay as last scraped."""
+
+    id: str
+    incarnation: str
+    kv_lag_s: Histogram | None = None
+    """How old the oldest event of each KV message was when it went out to routers."""
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class HostSnapshot:
     """One host as its agent reports it."""
 
@@ -115,6 +126,7 @@ class HostSnapshot:
     age_s: float = 0.0
     error: str = ""
     """Why the host could not be asked; its figures are then the last known ones."""
+    relays: tuple[RelaySample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

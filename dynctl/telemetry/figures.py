@@ -11,7 +11,7 @@ from dynctl.core.deployment import EngineState, UnitStatus
 from dynctl.core.kv_links import LINK_CLASSES
 from dynctl.core.snapshot import EngineSample, GpuSample, HostSnapshot, RouterSample, Snapshot
 from dynctl.core.workload import Slo
-from dynctl.telemetry.history import History, Latency, latency, merge
+from dynctl.telemetry.history import History, Latency, latency, merge, relay_key
 
 STALE_S = 5.0
 """Figures older than this are shown as old, and left out of sums."""
@@ -162,6 +162,8 @@ class HostFigures:
     gpus: tuple[GpuSample, ...]
     units: tuple[tuple[str, str], ...] = ()
     """Id and kind (`engine`, `router`, `relay`) of what it runs."""
+    kv_lag: Latency | None = None
+    """How old events of its engines' caches are when its relay sends them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,12 +211,7 @@ def summarize(snapshot: Snapshot, history: History, slo: Slo | None = None) -> O
         )
         for name in names
     ]
-    hosts = tuple(
-        HostFigures(
-            h.host_name, h.age_s, h.error, h.gpus, tuple((unit.id, unit.kind) for unit in h.units)
-        )
-        for h in snapshot.hosts
-    )
+    hosts = tuple(_host(host, history) for host in snapshot.hosts)
     return Overview(
         snapshot.cluster,
         snapshot.taken_unix_s,
@@ -224,6 +221,14 @@ def summarize(snapshot: Snapshot, history: History, slo: Slo | None = None) -> O
         tuple(sorted(engines, key=lambda e: (e.deployment, _ROLE_ORDER.get(e.role, 9), e.id))),
         hosts,
     )
+
+
+def _host(host: HostSnapshot, history: History) -> HostFigures:
+    units = tuple((unit.id, unit.kind) for unit in host.units)
+    lag = None
+    if any(host.age_s + relay.age_s <= STALE_S for relay in host.relays):
+        lag = latency(history.of(relay_key(host.host_name)).observed("kv_lag_s"))
+    return HostFigures(host.host_name, host.age_s, host.error, host.gpus, units, lag)
 
 
 _ROLE_ORDER = {"prefill": 0, "decode": 1, "aggregated": 2}

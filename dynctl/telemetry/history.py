@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from dynctl.core.snapshot import EngineSample, Histogram, RouterSample, Snapshot
+from dynctl.core.snapshot import EngineSample, Histogram, RelaySample, RouterSample, Snapshot
 
 RATE_WINDOW_S = 10.0
 """Rates are means over this long: short enough to follow a change, long enough for a 1 Hz scrape."""
@@ -18,7 +18,7 @@ LATENCY_WINDOW_S = 60.0
 SAME_SAMPLE_S = 0.2
 """A sample measured less than this after the last one is the last one, reported again with more age."""
 
-Sampled = EngineSample | RouterSample
+Sampled = EngineSample | RouterSample | RelaySample
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def _value(sample: Sampled, field: str) -> Any:  # noqa: ANN401 - a count or a h
 
 _COUNTERS = {
     kind: tuple(f.name for f in fields(kind) if f.name.endswith("_total"))
-    for kind in (EngineSample, RouterSample)
+    for kind in (EngineSample, RouterSample, RelaySample)
 }
 
 
@@ -208,7 +208,12 @@ def _growth(ends: list[tuple[tuple[float, Any], tuple[float, Any]]]) -> float:
 
 
 def _incarnation(sample: Sampled) -> str:
-    return sample.incarnation if isinstance(sample, EngineSample) else ""
+    return "" if isinstance(sample, RouterSample) else sample.incarnation
+
+
+def relay_key(host_name: str) -> str:
+    """Name the series of a host's relay: all relays have one id."""
+    return f"relay of {host_name}"
 
 
 class History:
@@ -222,18 +227,22 @@ class History:
     def add(self, snapshot: Snapshot, now_s: float) -> None:
         """Take in a snapshot made at `now_s` (monotonic); parts that are only older than before change nothing."""
         for host in snapshot.hosts:
-            samples: tuple[Sampled, ...] = (*host.engines, *host.routers)
-            for sample in samples:
-                series = self._series.setdefault(sample.id, Series())
+            named: list[tuple[str, Sampled]] = [
+                *((engine.id, engine) for engine in host.engines),
+                *((router.id, router) for router in host.routers),
+                *((relay_key(host.host_name), relay) for relay in host.relays),
+            ]
+            for name, sample in named:
+                series = self._series.setdefault(name, Series())
                 series.add(now_s - host.age_s - sample.age_s, sample)
         gone = [
-            name
-            for name, series in self._series.items()
+            key
+            for key, series in self._series.items()
             if now_s - series.measured_s > 2 * LATENCY_WINDOW_S
         ]
-        for name in gone:
-            del self._series[name]
+        for key in gone:
+            del self._series[key]
 
     def of(self, sample_id: str) -> Series:
-        """Return the series of an engine or router; an empty one when it was never seen."""
+        """Return the series of an engine, router or relay; an empty one when it was never seen."""
         return self._series.get(sample_id) or Series()

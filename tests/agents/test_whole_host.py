@@ -112,6 +112,9 @@ def test_request_goes_through_router_and_relay_also_after_the_agent_was_replaced
             answer = await complete(url)
             assert answer.status_code == 200, answer.text
             assert answer.json()["choices"][0]["text"] == "1"
+            (relay,) = (await client.sample()).relays
+            assert (relay.id, relay.incarnation) == ("relay", units["relay"].incarnation)
+            assert relay.kv_lag_s is not None
             return units
 
     before = asyncio.run(up())

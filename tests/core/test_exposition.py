@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynctl.agents.relay.metrics import RelayMetrics
 from dynctl.core.exposition import (
     engine_sample,
     histogram,
     histogram_names,
     parse,
+    relay_sample,
     router_sample,
     total,
 )
@@ -212,3 +214,15 @@ dynctl_router_findings{engine="",cause="slow_decisions"} 1
     assert (sample.caches_known, sample.caches_reading, sample.caches_untold) == (3, 1, None)
     assert sample.index_blocks == 412000
     assert sample.findings == (("e-0", "topic"), ("", "slow_decisions"))
+
+
+def test_relay_sample_reads_the_lag_of_kv_events():
+    metrics = RelayMetrics()
+    for lag_s in (0.0015, 0.0015, 0.03):
+        metrics.lag(lag_s)
+    sample = relay_sample(metrics.exposition({}).decode(), "relay", "i1")
+
+    assert (sample.id, sample.incarnation) == ("relay", "i1")
+    assert sample.kv_lag_s.counts[-1] == 3.0
+    assert sample.kv_lag_s.counts[1] == 2.0
+    assert relay_sample("", "relay", "i1").kv_lag_s is None

@@ -8,6 +8,7 @@ from dynctl.core.snapshot import (
     GpuSample,
     Histogram,
     HostSnapshot,
+    RelaySample,
     RouterSample,
     Snapshot,
 )
@@ -72,6 +73,12 @@ def router(tick):
     )
 
 
+def relay(tick, bucket):
+    """All events of one age; every host's relay has the same name."""
+    counts = tuple(10.0 * tick if at >= bucket else 0.0 for at in range(4))
+    return RelaySample("relay", "i", Histogram(BOUNDS, counts, 1.0 * tick))
+
+
 def snapshot(tick, decode_age_s=0.0):
     prefill = HostSnapshot(
         "gpu-01",
@@ -83,11 +90,13 @@ def snapshot(tick, decode_age_s=0.0):
         ),
         engines=(engine("p-0", tick),),
         routers=(router(tick),),
+        relays=(relay(tick, 1),),
     )
     decode = HostSnapshot(
         "gpu-02",
         units=(unit("d-0", "decode"), unit("d-1", "decode", EngineState.BACKOFF, num_restarts=2)),
         engines=(engine("d-0", tick),),
+        relays=(relay(tick, 2),),
         age_s=decode_age_s,
         error="timed out" if decode_age_s else "",
     )
@@ -194,3 +203,12 @@ def test_trend_values_name_what_is_drawn():
     assert values["engine:p-0:ttft_p50"] == pytest.approx(0.15)
     assert values["pool:chat:decode:itl_p99"] is None
     assert values["deployment:chat:requests_s"] == pytest.approx(20.0)
+
+
+def test_relays_of_hosts_are_told_apart_and_old_ones_are_unknown():
+    first, second = overview().hosts
+
+    assert first.kv_lag.p99_s == pytest.approx(0.199)
+    assert second.kv_lag.p99_s == pytest.approx(0.398)
+    assert overview(decode_age_s=9.0).hosts[1].kv_lag is None
+    assert first.units == (("p-0", "engine"),)

@@ -10,6 +10,7 @@ from dynctl.core.snapshot import (
     GpuSample,
     Histogram,
     HostSnapshot,
+    RelaySample,
     RouterSample,
     Snapshot,
 )
@@ -73,6 +74,7 @@ def snapshot(tick, num_decode=3, stale_s=0.0, num_hosts=2):
             ),
         ),
     )  # fmt: skip
+    prefill = replace(prefill, relays=(RelaySample("relay", "i", histogram([0.015], tick)),))
     others = [
         HostSnapshot(
             f"gpu-{host + 2:02d}",

@@ -171,7 +171,9 @@ def test_figures_an_engine_does_not_tell_are_dashes(make_view):
 
 
 def test_m_draws_another_figure_of_an_engine(full_view):
-    for metric, expected in enumerate(("ITL ms", "tokens/s", "KV in use", "running", "waiting")):
+    for metric, expected in enumerate(
+        ("ITL ms", "ITL ms", "tokens/s", "KV in use", "running", "waiting")
+    ):
         drawn = shown(full_view(choices=Choices(opened="chat-decode-0", metric=metric)))
         assert drawn[3].startswith(f" {expected}")
 
@@ -234,6 +236,7 @@ def test_kv_tells_the_index_what_was_moved_and_the_routes(full_view):
     drawn = "\n".join(shown(full_view("kv")))
 
     assert "INDEX  9k blocks   caches known 4/4" in drawn
+    assert "events leave hosts p50 15 p99 20 ms old (worst: gpu-01)" in drawn
     assert "rdma           50 MiB/s   3 GiB since start" in drawn
     assert "decode-0 decode-1" in drawn
     assert "chat-prefill-0         2        1" in drawn

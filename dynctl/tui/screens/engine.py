@@ -40,8 +40,8 @@ _COURSES: dict[str, tuple[str, Callable[[float | None], str]]] = {
     "running": ("running", whole),
     "waiting": ("waiting", whole),
 }
-METRICS = ("latency", *_COURSES)
-"""What the plot shows, in the order of `m`."""
+METRICS = ("latency", "ITL", *_COURSES)
+"""What the plot shows, in the order of `m`; latency is what the engine's role is judged by."""
 
 
 def rows(view: View, width: int, height: int) -> list[Line]:
@@ -92,7 +92,7 @@ def _plot(view: View, engine: EngineFigures, width: int, height: int) -> list[Li
     key = f"engine:{engine.id}"
     what = METRICS[view.choices.metric % len(METRICS)]
     slo = view.overview.slo if view.overview else Slo()
-    if what == "latency" and engine.role == "decode":
+    if what == "ITL" or (what == "latency" and engine.role == "decode"):
         # A decode engine's own TTFT begins after prefill: no figure of a request.
         return course_rows(
             view, Course(" ITL", f"{key}:itl", engine.itl, slo.itl_ms), width, height

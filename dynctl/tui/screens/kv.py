@@ -9,7 +9,19 @@ from dynctl.telemetry.figures import DeploymentFigures
 from dynctl.telemetry.hit_sums import HitFigures, hit_figures
 from dynctl.telemetry.traces import routes
 from dynctl.tui.asking import decisions_to_ask
-from dynctl.tui.draw import MISSING, Line, Span, beside, cell, count, line, percent, rule, spark
+from dynctl.tui.draw import (
+    MISSING,
+    Line,
+    Span,
+    beside,
+    cell,
+    count,
+    line,
+    milliseconds,
+    percent,
+    rule,
+    spark,
+)
 from dynctl.tui.screen import Screen
 from dynctl.tui.view import View
 
@@ -104,6 +116,8 @@ def _index(view: View) -> list[Line]:
             Span(less, "warn"),
         )
     ]
+    if (lag := _lag(view)) is not None:
+        drawn.append(lag)
     drawn += [
         line(
             Span(" ! ", "bad"),
@@ -112,6 +126,19 @@ def _index(view: View) -> list[Line]:
         for engine, cause in findings[:3]
     ]
     return drawn
+
+
+def _lag(view: View) -> Line | None:
+    """How late a cache's changes are told, of the host where that is worst; None where no relay tells."""
+    hosts = view.overview.hosts if view.overview else ()
+    found = [(host.kv_lag, host.name) for host in hosts if host.kv_lag is not None]
+    if not found:
+        return None
+    lag, name = max(found, key=lambda one: one[0].p99_s)
+    return line(
+        f"  events leave hosts p50 {milliseconds(lag.p50_s)} p99 {milliseconds(lag.p99_s)} ms old"
+        f" (worst: {clean(name, 24)})"
+    )
 
 
 def _moved(view: View, since: HitFigures | None) -> list[Line]:
