@@ -225,6 +225,18 @@ def test_compare_reads_what_was_stored(stored, capsys):
     assert dynctl(["bench", "compare", before, before, "--threshold", "ttft_p99=5%"]) == 0
 
 
+def test_results_of_an_earlier_version_are_compared_too(stored, tmp_path):
+    for name in ("one", "two"):
+        stored(name, made(seed=len(name) + ord(name[0])))
+        path = tmp_path / name / "result.json"
+        result = json.loads(path.read_text())
+        del result["workload_digest"], result["spread"], result["setting"]["recorded"]
+        del result["kv"]["trace_ideal_ratio"]
+        path.write_text(json.dumps(result))
+
+    assert dynctl(["bench", "compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
+
+
 def test_compare_is_one_document_with_the_same_values(stored, capsys):
     before, after = stored("one", made()), stored("two", made(seed=2, factor=1.3))
 
