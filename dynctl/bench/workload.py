@@ -102,7 +102,8 @@ def parse_workload(spec: str) -> Workload:
     kind, _, rest = spec.partition(":")
     if kind not in KINDS:
         raise UsageError(
-            f"--workload {spec!r}: no workload {kind!r}", f"there are: {', '.join(KINDS)}"
+            f"--workload {spec!r}: no workload {kind!r}",
+            f"there are: {', '.join(KINDS)}; a trace is sent by dynctl bench replay FILE",
         )
     keys = dict(KINDS[kind])
     known = f"{kind} knows: " + ", ".join(f"{key}={value}" for key, value in keys.items())
