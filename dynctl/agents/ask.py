@@ -176,14 +176,13 @@ async def _check_version(wish: EngineWish, capabilities: Capabilities, at: Endpo
         )
 
 
-async def says_token(wish: EngineWish, at: Endpoints, timeout_s: float) -> bool:
-    """Ask an engine that was ready for one token of each of its ranks; a refusal is a sign of life, too."""
-    asked = [_ask_token(wish, at, rank, timeout_s) for rank in range(wish.dp)]
-    answers = await asyncio.gather(*asked, return_exceptions=True)
-    for answer in answers:
-        if isinstance(answer, BaseException) and not isinstance(answer, UpstreamError):
-            raise answer
-    return all(isinstance(answer, Response) and answer.status < 500 for answer in answers)
+async def says_token(wish: EngineWish, at: Endpoints, rank: int, timeout_s: float) -> bool:
+    """Ask a rank of an engine that was ready for one token; a refusal is a sign of life, too."""
+    try:
+        response = await _ask_token(wish, at, rank, timeout_s)
+    except UpstreamError:
+        return False
+    return response.status < 500
 
 
 async def _ask_token(wish: EngineWish, at: Endpoints, rank: int, timeout_s: float) -> Response:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from dynctl.agents import ask
 from dynctl.agents.causes import Cause
-from dynctl.agents.programs import EngineProgram
+from dynctl.agents.programs import EngineProgram, EngineRank
 from dynctl.agents.root import Run
 from dynctl.core.units import format_seconds
 from dynctl.errors import ProbeError
@@ -75,7 +75,27 @@ class Silence:
 
 
 async def until_hung(program: EngineProgram, run: Run, settings: CanarySettings) -> Cause:
-    """Return once an engine is taken for hung, with why; for ever while it works."""
+    """Return once any rank of an engine is taken for hung, with why; for ever while all work."""
+    ranks = program.ranks
+    if len(ranks) == 1:
+        return await until_rank_hung(ranks[0], run, settings)
+    watches = [
+        asyncio.create_task(until_rank_hung(rank, run, settings), name=f"canary:{rank.number}")
+        for rank in ranks
+    ]
+    try:
+        await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+        number = next(number for number, watch in enumerate(watches) if watch.done())
+        cause = watches[number].result()
+        return replace(cause, text=f"rank {number} {cause.text}")
+    finally:
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+
+
+async def until_rank_hung(program: EngineRank, run: Run, settings: CanarySettings) -> Cause:
+    """Return once a rank is taken for hung, with why; for ever while it works."""
     floor_s = settings.answer_s if program.wish.device == "gpu" else settings.cpu_answer_s
     answers_s: deque[float] = deque(maxlen=9)
     seen, stall, misses = "", Silence(settings.stall_s), 0
@@ -145,7 +165,7 @@ async def _slept_late(seconds: float) -> bool:
     return time.monotonic() - before_s > seconds + _LATE_S
 
 
-async def _look(program: EngineProgram, run: Run) -> tuple[str, bool]:
+async def _look(program: EngineRank, run: Run) -> tuple[str, bool]:
     """Return a mark that differs when the engine has made a step, and whether it has requests."""
     try:
         sample, steps = await program.look(run)
@@ -155,7 +175,7 @@ async def _look(program: EngineProgram, run: Run) -> tuple[str, bool]:
     return f"{plain}{steps}", bool(sample.running or sample.waiting)
 
 
-async def _ask(program: EngineProgram, run: Run, limit_s: float) -> float | None:
+async def _ask(program: EngineRank, run: Run, limit_s: float) -> float | None:
     """Return how long a token took; None: it did not come, though the host had time for it."""
     before_s = time.monotonic()
     has_come = await program.says_token(run, limit_s)

@@ -155,13 +155,43 @@ class EngineProgram(Program):
             UpstreamError: when it does not answer.
             ProbeError: when its answer cannot be read.
         """
-        text = await ask.metrics(run.at)
+        return self.read(await ask.metrics(run.at), run)
+
+    def read(self, text: str, run: Run) -> tuple[EngineSample, str]:
+        """Read a scrape as `look` does."""
         lines = parse(text, {_STEPS}).get(_STEPS, [])
         return engine_sample(text, self.id, run.incarnation), str([x.value for x in lines])
 
+    @property
+    def ranks(self) -> "tuple[EngineRank, ...]":
+        """Its data-parallel ranks."""
+        return tuple(EngineRank(self, number) for number in range(self.wish.dp))
+
+
+class EngineRank:
+    """One data-parallel rank of an engine, of most the only one: what may hang while the others work."""
+
+    def __init__(self, program: EngineProgram, number: int) -> None:
+        self.wish = program.wish
+        self.number = number
+        self._program = program
+
+    async def look(self, run: Run) -> tuple[EngineSample, str]:
+        """Scrape it, with how many steps it has made, empty where it does not tell.
+
+        Raises:
+            UpstreamError: when the engine does not answer.
+            ProbeError: when its answer cannot be read.
+        """
+        text = await ask.metrics(run.at)
+        if self.wish.dp > 1:
+            label = f'engine="{self.number}"'
+            text = "\n".join([line for line in text.splitlines() if label in line])
+        return self._program.read(text, run)
+
     async def says_token(self, run: Run, timeout_s: float) -> bool:
         """Tell whether it produces a token in time."""
-        return await ask.says_token(self.wish, run.at, timeout_s)
+        return await ask.says_token(self.wish, run.at, self.number, timeout_s)
 
 
 class RouterProgram(Program):

@@ -31,6 +31,9 @@ def judge(pools: Sequence[Pool]) -> str:
         return (
             f"prefill/decode: {prefill} prefill and {num - prefill} decode, KV moves between them"
         )
+    ranks = sum(len(pool.replicas) * pool.parallelism.dp for pool in pools)
+    if num == 1 and ranks > 1:
+        return f"single engine with KV routing: {ranks} ranks, each request to the one that holds its prefix"
     if num == 1:
         return "single engine: nothing to route between"
     return f"replicas with KV routing: {num} aggregated engines, each request to the one that holds its prefix"

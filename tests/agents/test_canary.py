@@ -108,7 +108,8 @@ class Idle:
 def until_hung(engine):
     """Why it was taken for hung; None: it never was."""
     try:
-        cause = asyncio.run(canary.until_hung(engine, None, replace(SETTINGS, cpu_answer_s=0.5)))
+        settings = replace(SETTINGS, cpu_answer_s=0.5)
+        cause = asyncio.run(canary.until_rank_hung(engine, None, settings))
     except asyncio.CancelledError:
         return None
     return cause.text
@@ -123,6 +124,33 @@ def test_engine_slower_than_the_shortest_limit_but_no_slower_than_it_always_is_w
     assert until_hung(Idle(monkeypatch, [*usual_s, 4.6, 4.6])) == text
     text = "hung: idle, and gave no token within 15.0 s, twice"
     assert until_hung(Idle(monkeypatch, [15.1, 15.1])) == text
+
+
+def test_a_rank_that_hangs_beside_one_that_works_is_noticed(monkeypatch):
+    works, hangs = Idle(monkeypatch, []), Idle(monkeypatch, [15.1, 15.1])
+    seen = []
+
+    async def slept_late(seconds):
+        hangs.now_s += seconds
+        await asyncio.sleep(0)
+        return False
+
+    monkeypatch.setattr(canary, "_slept_late", slept_late)
+
+    async def look(run):
+        seen.append(run)
+        return EngineSample("e0", "i0", generation_tokens_total=float(len(seen))), "[]"
+
+    works.look, works.number, hangs.number = look, 0, 1
+    engine = SimpleNamespace(ranks=(works, hangs))
+
+    async def main():
+        cause = await canary.until_hung(engine, None, replace(SETTINGS, cpu_answer_s=0.5))
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return cause.text
+
+    assert asyncio.run(main()) == "rank 1 hung: idle, and gave no token within 15.0 s, twice"
+    assert seen
 
 
 def test_starved_host_concludes_nothing(watched, root_path, monkeypatch):

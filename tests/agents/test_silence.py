@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from dynctl.agents import canary
-from dynctl.agents.canary import CanarySettings, until_hung, until_silent
+from dynctl.agents.canary import CanarySettings, until_rank_hung, until_silent
 from dynctl.core.snapshot import EngineSample
 from dynctl.http1.upstream import UpstreamError
 
@@ -100,7 +100,7 @@ def engine(**limits):
             return EngineSample("e0", "i", running=1.0), await ask()
 
         program.look = look
-        return until_hung(program, SimpleNamespace(at=None), CanarySettings(**limits))
+        return until_rank_hung(program, SimpleNamespace(at=None), CanarySettings(**limits))
 
     return watch
 

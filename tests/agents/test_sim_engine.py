@@ -66,12 +66,14 @@ def test_an_engine_is_ready_once_each_of_its_ranks_has_given_a_token(supervised,
         sources = (await ask.ask(entry_at, "GET", "/kv_event_sources")).body
         told = {number: one["endpoint"] for number, one in json.loads(sources).items()}
         assert told == {"0": entry.kv_events, "1": f"{entry.kv_events}_dp1"}
-        assert await ask.says_token(unit.program.wish, entry_at, 30.0)
-        text = await ask.metrics(entry_at)
-        tokens = re.findall(r'vllm:generation_tokens_total\{engine="(\d)".*\} (\S+)', text)
-        assert tokens == [("0", "2.0"), ("1", "2.0")]
+        first, second = unit.program.ranks
+        assert await second.says_token(unit.run, 30.0)
+        of_rank = [
+            (await rank.look(unit.run))[0].generation_tokens_total for rank in (first, second)
+        ]
+        assert of_rank == [1, 2]
         (sample,) = (await Sampler(supervisor).sample()).engines
-        assert sample.generation_tokens_total == 4
+        assert sample.generation_tokens_total == 3
         assert await supervisor.shutdown(now=False) == []
 
     supervised(body)

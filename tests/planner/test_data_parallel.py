@@ -39,6 +39,7 @@ def test_experts_over_all_ranks_of_one_host(build):
     assert sorted(gpu.index for gpu in replica.gpus) == list(range(8))
     assert pool.memory.kv_bytes > 0
     assert deployment.estimate is not None
+    assert deployment.verdict.startswith("single engine with KV routing: 4 ranks")
     assert replica.side_channel_port is None
 
 
