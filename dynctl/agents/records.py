@@ -3,6 +3,8 @@
 Not here: changing anything. IO: none of its own; it reads what units hold.
 """
 
+import shlex
+
 from dynctl.agents.programs import EngineProgram, RelayProgram, RouterProgram
 from dynctl.agents.protocol import RelayEntry
 from dynctl.agents.root import UnitRecord
@@ -35,6 +37,7 @@ def unit_status(unit: Unit) -> UnitStatus:
         is_held=unit.is_held,
         seen=unit.seen,
         start_deadline_s=unit.wanted.start_deadline_s,
+        command=shlex.join(run.argv) if run else "",
     )
 
 

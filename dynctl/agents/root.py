@@ -55,6 +55,8 @@ class Run:
     facts: Facts = field(default_factory=Facts)
     bundle: str = ""
     """Digest of the code it was started with; empty: not from a bundle."""
+    argv: tuple[str, ...] = ()
+    """What was started; empty: nothing of ours, or by an older agent."""
 
 
 @dataclass(frozen=True, slots=True)

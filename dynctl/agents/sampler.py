@@ -88,7 +88,8 @@ class Sampler:
         wanted = self._supervisor.slice
         return HostSnapshot(
             host_name=wanted.host_name if wanted else "",
-            units=tuple(unit_status(unit) for unit in units),
+            # What does not change is for `status`: samples travel every second.
+            units=tuple(replace(unit_status(unit), command="") for unit in units),
             gpus=self._gpus[1],
             engines=tuple(_aged(*self._engines[k], now_s) for k in engines if k in self._engines),
             routers=tuple(_aged(*self._routers[k], now_s) for k in routers if k in self._routers),

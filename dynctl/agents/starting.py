@@ -134,7 +134,15 @@ def _spawn(
         env = _environment(launch, os.environ, root)
         scope = f"dynctl-{program.id[:100]}-{incarnation}.scope"
         identity = processes.spawn(launch.argv, env, log.path, incarnation, scope, host.mode)
-    return Run(incarnation, launch.at, identity, internal_port, time.time(), bundle=host.bundle)
+    return Run(
+        incarnation,
+        launch.at,
+        identity,
+        internal_port,
+        time.time(),
+        bundle=host.bundle,
+        argv=launch.argv,
+    )
 
 
 def _internal_port(program: AnyProgram, host: Surroundings) -> int:

@@ -76,3 +76,5 @@ class UnitStatus:
     """What one that starts was last found to lack, one line; empty: nobody looked yet, or it is ready."""
     start_deadline_s: float | None = None
     """How long a start may take, as wished; None: the engine kind's own limit. No part of `spec_digest`."""
+    command: str = ""
+    """What was started, as a shell would read it; empty: not known. Samples leave it out."""

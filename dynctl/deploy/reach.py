@@ -128,6 +128,15 @@ class SteadyAgent:
             text = b"".join([piece async for piece in pieces])
         return text.decode("utf-8", "replace").splitlines()
 
+    async def command(self, unit_id: str) -> str:
+        """Return the command a unit was started with, over the connection of `sample`; empty when that is not known.
+
+        Raises:
+            DynctlError: when the agent cannot be asked.
+        """
+        units = (await self._connected().status()).units
+        return next((unit.command for unit in units if unit.id == unit_id), "")
+
     def _connected(self) -> AgentClient:
         if self._client is None:
             raise ConnectError(f"{self._entry.name}: no agent answers")

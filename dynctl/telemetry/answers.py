@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from dynctl.telemetry.traces import Told
 
-LogName = tuple[str, str]
+UnitName = tuple[str, str]
 """Host and unit: every host has a relay and an agent of the same name."""
 
 
@@ -17,7 +17,8 @@ class Asks:
     """The newest of every router."""
     hits: bool = False
     """Sums since routers' starts."""
-    logs: tuple[LogName, ...] = ()
+    logs: tuple[UnitName, ...] = ()
+    commands: tuple[UnitName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,9 @@ class Answers:
     decisions: tuple[Told, ...] = ()
     hits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By router: sums since its start, by name."""
-    logs: Mapping[LogName, tuple[str, ...]] = field(default_factory=dict)
+    logs: Mapping[UnitName, tuple[str, ...]] = field(default_factory=dict)
     """The last lines, not cleaned."""
-    failures: Mapping[str | LogName, str] = field(default_factory=dict)
+    commands: Mapping[UnitName, str] = field(default_factory=dict)
+    """What units were started with, not cleaned; empty: not known."""
+    failures: Mapping[str | UnitName, str] = field(default_factory=dict)
     """By router or log: why it could not be asked."""

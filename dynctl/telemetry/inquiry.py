@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol
 
 from dynctl.errors import DynctlError
-from dynctl.telemetry.answers import Answers, Asks, LogName
+from dynctl.telemetry.answers import Answers, Asks, UnitName
 from dynctl.telemetry.hit_sums import sums
 from dynctl.telemetry.traces import Told, told
 
@@ -24,6 +24,10 @@ class UnitSource(Protocol):
         """Return what a router's admin socket answers; raises DynctlError when it cannot be asked."""
         ...
 
+    async def command(self, unit_id: str) -> str:
+        """Return what a unit was started with, empty when that is not known; raises DynctlError when nobody can be asked."""
+        ...
+
     async def log_lines(self, unit_id: str, count: int) -> list[str]:
         """Return the last lines of a unit's output; raises DynctlError when they cannot be read."""
         ...
@@ -35,8 +39,9 @@ async def inquire(
     """Ask everything at once; `routers` and `hosts` say by name who can be asked about them."""
     decisions: list[Told] = []
     hits: dict[str, Mapping[str, float]] = {}
-    logs: dict[LogName, tuple[str, ...]] = {}
-    failures: dict[str | LogName, str] = {}
+    logs: dict[UnitName, tuple[str, ...]] = {}
+    commands: dict[UnitName, str] = {}
+    failures: dict[str | UnitName, str] = {}
 
     async def ask_decisions(name: str, source: UnitSource) -> None:
         target = f"/decisions?limit={asks.num_decisions}"
@@ -45,29 +50,35 @@ async def inquire(
     async def ask_hits(name: str, source: UnitSource) -> None:
         hits[name] = sums(await source.ask_router(name, "/hits"))
 
-    async def ask_log(name: LogName, source: UnitSource) -> None:
+    async def ask_log(name: UnitName, source: UnitSource) -> None:
         logs[name] = tuple(await source.log_lines(name[1], NUM_LINES))
+
+    async def ask_command(name: UnitName, source: UnitSource) -> None:
+        commands[name] = await source.command(name[1])
 
     async with asyncio.TaskGroup() as group:
 
-        def ask(name: str | LogName, asked: Coroutine[Any, Any, None]) -> None:
+        def ask(name: str | UnitName, asked: Coroutine[Any, Any, None]) -> None:
             group.create_task(_tried(name, asked, failures), name=f"ask:{name}")
 
-        for name, source in routers.items():
+        for router, source in routers.items():
             if asks.num_decisions:
-                ask(name, ask_decisions(name, source))
+                ask(router, ask_decisions(router, source))
             if asks.hits:
-                ask(name, ask_hits(name, source))
-        for log in asks.logs:
-            if log[0] in hosts:
-                ask(log, ask_log(log, hosts[log[0]]))
+                ask(router, ask_hits(router, source))
+        for name, how in (
+            *((unit, ask_log) for unit in asks.logs),
+            *((unit, ask_command) for unit in asks.commands),
+        ):
+            if name[0] in hosts:
+                ask(name, how(name, hosts[name[0]]))
             else:
-                failures[log] = f"{log[0]} cannot be asked"
-    return Answers(tuple(decisions), hits, logs, failures)
+                failures[name] = f"{name[0]} cannot be asked"
+    return Answers(tuple(decisions), hits, logs, commands, failures)
 
 
 async def _tried(
-    name: str | LogName, asked: Coroutine[Any, Any, None], failures: dict[str | LogName, str]
+    name: str | UnitName, asked: Coroutine[Any, Any, None], failures: dict[str | UnitName, str]
 ) -> None:
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):

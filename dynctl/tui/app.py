@@ -197,13 +197,7 @@ class TopApp(App[None]):
             self.exit()
             return
         asked = self._asks()
-        size = self.size
-        shown = replace(
-            self._shown,
-            choices=self._latest.choices,
-            width=size.width,
-            room=max(1, size.height - FRAME_HEIGHT),
-        )
+        shown = replace(self._shown, choices=self._latest.choices)
         self._latest = replace(self._latest, choices=press(shown, event.key, event.character))
         if self._asks() != asked:
             self._has_asks.set()
@@ -229,4 +223,6 @@ class TopApp(App[None]):
                 self._shown = replace(self._shown, answers=latest.answers, traces=latest.traces)
                 self._held = asks
         size = self.size
-        self.canvas.show(compose(self._shown, width or size.width, height or size.height))
+        wide, high = width or size.width, height or size.height
+        self._shown = replace(self._shown, width=wide, room=max(1, high - FRAME_HEIGHT))
+        self.canvas.show(compose(self._shown, wide, high))

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import signal
 import socket
 import time
@@ -115,6 +116,8 @@ def test_request_goes_through_router_and_relay_also_after_the_agent_was_replaced
             (relay,) = (await client.sample()).relays
             assert (relay.id, relay.incarnation) == ("relay", units["relay"].incarnation)
             assert relay.kv_lag_s is not None
+            assert shlex.split(units["relay"].command)[1:4] == ["-sP", "-m", "dynctl.agents.relay"]
+            assert {unit.command for unit in (await client.sample()).units} == {""}
             return units
 
     before = asyncio.run(up())

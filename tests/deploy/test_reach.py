@@ -3,6 +3,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from dynctl.agents.protocol import AgentStatus
+from dynctl.core.deployment import EngineState, UnitStatus
 from dynctl.core.inventory import HostEntry, Inventory
 from dynctl.core.snapshot import HostSnapshot
 from dynctl.deploy import reach
@@ -63,6 +65,10 @@ def test_units_are_asked_over_the_connection_of_samples_and_a_refusal_does_not_e
                 raise ConnectError(f"no router {unit_id}")
             return f"{unit_id}{target}".encode()
 
+        async def status(self):
+            unit = UnitStatus("e0", "engine", EngineState.READY, command="serve it")
+            return AgentStatus("v", "c", "a", 1, 1, "d", "b", "boot", 1, 0.0, (unit,))
+
         @asynccontextmanager
         async def logs(self, unit_id, tail):
             async def pieces():
@@ -88,11 +94,14 @@ def test_units_are_asked_over_the_connection_of_samples_and_a_refusal_does_not_e
         with pytest.raises(ConnectError, match="no router r1"):
             await agent.ask_router("r1", "/hits")
         found = await agent.ask_router("r0", "/hits"), await agent.log_lines("e0", 3)
+        commands = await agent.command("e0"), await agent.command("unknown")
         await agent.sample()
         await agent.close()
-        return found
+        return found, commands
 
-    assert asyncio.run(scenario()) == (b"r0/hits", ["one", "two", "last of 3 of e0"])
+    found, commands = asyncio.run(scenario())
+    assert found == (b"r0/hits", ["one", "two", "last of 3 of e0"])
+    assert commands == ("serve it", "")
     assert opened == ["a"]
 
 

@@ -33,6 +33,10 @@ class Source:
         self.asked.append((unit_id, count))
         return await self._answer("log")
 
+    async def command(self, unit_id):
+        self.asked.append((unit_id, "command"))
+        return await self._answer("command")
+
     async def _answer(self, what):
         answer = self.answers[what]
         if answer is None:
@@ -58,10 +62,18 @@ def test_decisions_hits_and_logs_are_asked_at_once():
         decisions=json.dumps([DECISION]).encode(),
         hits=b'{"requests": 3, "text": "new", "probe_ratio": null}',
         log=["x"],
+        command="vllm serve",
     )
-    found = asked(Asks(7, hits=True, logs=(("a", "e0"),)), source)
+    unit = ("a", "e0")
+    found = asked(Asks(7, hits=True, logs=(unit,), commands=(unit,)), source)
 
-    assert set(source.asked) == {("r0", "/decisions?limit=7"), ("r0", "/hits"), ("e0", 200)}
+    assert set(source.asked) == {
+        ("r0", "/decisions?limit=7"),
+        ("r0", "/hits"),
+        ("e0", 200),
+        ("e0", "command"),
+    }
+    assert found.commands == {unit: "vllm serve"}
     assert [one.engine for one in found.decisions] == ["e"]
     assert found.hits == {"r0": {"requests": 3.0}}
     assert found.logs == {("a", "e0"): ("x",)}

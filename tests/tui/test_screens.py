@@ -1,5 +1,6 @@
 """Every screen at any size, with nothing known, with everything known, and with hostile texts from hosts."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ HITS = {
     "routing_tokens": 20.0, "eviction_tokens": 40.0, "cold_tokens": 250.0, "moved_rdma_tokens": 5000.0,
     "moved_rdma_bytes": 3.0 * 2**30,
 }  # fmt: skip
+COMMAND = "vllm serve /models/a-model " + " ".join(f"--option-{i} {i}" for i in range(12))
 LOG = (
     "INFO one",
     "WARNING two",
@@ -56,7 +58,11 @@ def full_view(make_view):
         book = TraceBook()
         book.add(decisions() if told is None else told)
         names = [(host.name, unit) for host in view.overview.hosts for unit, _ in host.units]
-        answers = Answers(hits={"chat-router": HITS}, logs=dict.fromkeys(names, log))
+        answers = Answers(
+            hits={"chat-router": HITS},
+            logs=dict.fromkeys(names, log),
+            commands=dict.fromkeys(names, COMMAND),
+        )
         return replace(view, answers=answers, traces=book.newest())
 
     return make
@@ -118,7 +124,8 @@ def test_hostile_texts_are_shown_as_text_on_every_screen(snapshots, renamed):
     ledger.requests.add(decisions(engine=hostile, shown_id=hostile, route_key=hostile, path=hostile, link=hostile,
                                   outcome=hostile))  # fmt: skip
     log = {(hostile, unit): (hostile, f"ERROR {hostile}") for unit in (hostile, "agent")}
-    answers = Answers(logs=log, failures={("gpu-02", "chat-decode-0"): hostile})
+    commands = {("gpu-02", "chat-decode-0"): hostile}
+    answers = Answers(logs=log, commands=commands, failures={("gpu-02", "chat-decode-0"): hostile})
     places = (Place(), Place(sort=1), Place(cursor=1))
     choices = [
         *(Choices(screen=screen.name, place=place) for screen in SCREENS for place in places),
@@ -147,6 +154,14 @@ def test_an_engine_shows_its_course_load_transfers_and_log(full_view):
     assert "2 errors and warnings in the last 44 lines" in drawn
     assert "! ERROR four" in drawn.replace("!ERROR", "! ERROR")
     assert drawn.count("INFO line 39") == 1
+    assert re.search(r"^ cmd  vllm serve /models/a-model .*…$", drawn, re.MULTILINE)
+
+
+def test_a_command_is_whole_where_there_is_room(full_view):
+    view = replace(full_view(choices=Choices(opened="chat-decode-0")), width=120, room=45)
+    drawn = "".join(text.removeprefix("      ") for text in shown(view, 120, 48))
+
+    assert COMMAND in drawn
 
 
 def test_figures_an_engine_does_not_tell_are_dashes(make_view):
@@ -167,6 +182,7 @@ def test_figures_an_engine_does_not_tell_are_dashes(make_view):
     assert "KV –  " in drawn
     assert "KV in –   transfer p50 – p99 – ms   failed –" in drawn
     assert "GPU –" in drawn
+    assert " cmd  –" in drawn
     assert "reading…" in drawn
 
 

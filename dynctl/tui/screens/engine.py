@@ -14,6 +14,7 @@ from dynctl.tui.draw import (
     MISSING,
     Line,
     Span,
+    cell,
     count,
     fit,
     joined,
@@ -24,14 +25,19 @@ from dynctl.tui.draw import (
     spark,
     whole,
     width_of,
+    wrapped,
 )
 from dynctl.tui.panels.engines import state_of
 from dynctl.tui.screen import Screen
 from dynctl.tui.screens.logs import MAX_LINE_CHARS, drawn_log_line, log_lines, missing, style_of
 from dynctl.tui.view import View
 
-PLOT_HEIGHT = 9
+PLOT_HEIGHT = 8
 LOG_HEIGHT = 3
+"""Both at least."""
+MAX_COMMAND_CHARS = 2000
+TALL = 37
+"""With so many lines there is room for all of a command."""
 TREND_WIDTH = 12
 KV_BAR_WIDTH = 10
 _COURSES: dict[str, tuple[str, Callable[[float | None], str]]] = {
@@ -58,7 +64,7 @@ def rows(view: View, width: int, height: int) -> list[Line]:
             0, line(Span(f" {clean(told, width - 2)}", "bad" if engine.last_error else "warn"))
         )
     room = height - len(head) - len(figures) - 2
-    log_height = max(LOG_HEIGHT, room // 2) if room >= PLOT_HEIGHT + LOG_HEIGHT else LOG_HEIGHT
+    log_height = max(LOG_HEIGHT, min(room // 2, room - PLOT_HEIGHT))
     plot_height = max(3, room - log_height)
     plot = _plot(view, engine, width, plot_height)
     return [*head, *plot, rule(width), *figures, rule(width), *_log(view, engine, log_height)][
@@ -124,6 +130,7 @@ def _figures(view: View, engine: EngineFigures) -> list[Line]:
         ),
         _transfer(engine),
         *_gpus(view, engine),
+        *_command(view, engine),
     ]
 
 
@@ -178,6 +185,19 @@ def _gpu(gpus: Sequence[GpuSample]) -> Line:
     )
 
 
+def _command(view: View, engine: EngineFigures) -> list[Line]:
+    """What it was started with, whole where there is room."""
+    told = view.answers.commands.get((engine.host_name, engine.id)) if view.answers else None
+    text = clean(told or MISSING, MAX_COMMAND_CHARS)
+    most = 1 if view.room < TALL else 4
+    parts = wrapped(text, view.width - 6)
+    if len(parts) > most:
+        parts = [*parts[: most - 1], cell("".join(parts[most - 1 :]), view.width - 6)]
+    return [
+        line(Span(" cmd  " if at == 0 else " " * 6, "dim"), part) for at, part in enumerate(parts)
+    ]
+
+
 def _log(view: View, engine: EngineFigures, height: int) -> list[Line]:
     """The newest lines, and above them the newest errors and warnings that are older."""
     name = (engine.host_name, engine.id)
@@ -201,7 +221,10 @@ def _log(view: View, engine: EngineFigures, height: int) -> list[Line]:
 
 def _asks(view: View) -> Asks:
     engine = view.engine(view.choices.opened)
-    return Asks(logs=((engine.host_name, engine.id),) if engine else ())
+    if engine is None:
+        return Asks()
+    name = (engine.host_name, engine.id)
+    return Asks(logs=(name,), commands=(name,))
 
 
 SCREEN = Screen("engine", rows, num_metrics=len(METRICS), asks=_asks)

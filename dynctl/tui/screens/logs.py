@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from dynctl.core.text import clean
-from dynctl.telemetry.answers import Asks, LogName
+from dynctl.telemetry.answers import Asks, UnitName
 from dynctl.tui.draw import Line, Span, line, rule, wrapped
 from dynctl.tui.listing import filter_note, footer
 from dynctl.tui.screen import Screen
@@ -24,7 +24,7 @@ def style_of(text: str) -> str:
     return "warn" if _WARN.search(text) else ""
 
 
-def log_lines(view: View, name: LogName) -> tuple[str, ...] | None:
+def log_lines(view: View, name: UnitName) -> tuple[str, ...] | None:
     """The last lines of a log, cleaned; None while nothing came."""
     found = view.answers.logs.get(name) if view.answers else None
     return None if found is None else tuple(clean(text, MAX_LINE_CHARS) for text in found)
@@ -40,7 +40,7 @@ def drawn_log_line(text: str, width: int) -> list[Line]:
     ]
 
 
-def missing(view: View, name: LogName) -> Line:
+def missing(view: View, name: UnitName) -> Line:
     """Say why there are no lines."""
     why = view.answers.failures.get(name) if view.answers else None
     if why is None:
@@ -82,7 +82,7 @@ def rows(view: View, width: int, height: int) -> list[Line]:
 _ORDER = {"router": 0, "engine": 1, "relay": 2, "agent": 3}
 
 
-def logs_of(view: View) -> list[LogName]:
+def logs_of(view: View) -> list[UnitName]:
     """All there are: routers, engines, relays, then agents, which are no units."""
     hosts = view.overview.hosts if view.overview else ()
     known = [
@@ -93,7 +93,7 @@ def logs_of(view: View) -> list[LogName]:
     return [(host, unit) for _, unit, host in sorted(known)]
 
 
-def _chosen(names: list[LogName], view: View) -> LogName:
+def _chosen(names: list[UnitName], view: View) -> UnitName:
     return names[view.choices.place.sort % len(names)]
 
 
