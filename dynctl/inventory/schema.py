@@ -233,9 +233,9 @@ class PoolPart(_Part):
     pp: Count = 1
     """Pipeline parallel size."""
     dp: Count = 1
-    """Data parallel size."""
+    """Data-parallel ranks, each on tp × pp GPUs and with a KV cache of its own."""
     ep: Count = 1
-    """Expert parallel size."""
+    """Expert parallel size: 1, or all tp × dp ranks."""
     hosts: list[Text] = []
     """Host names, globs or groups it may use. Without it: any."""
 
