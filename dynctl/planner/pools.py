@@ -243,6 +243,15 @@ def _explicit_pool(
         )
     if fault := unstartable(draft.model, pool.parallelism):
         raise PlanError(f"{where}: {fault[0]}", fault[1])
+    if (
+        draft.model is not None
+        and draft.model.num_experts
+        and pool.parallelism.ep == 1 < pool.parallelism.dp
+    ):
+        draft.reasons.append(
+            f"{pool.role.value}: without ep vLLM slices experts over all ranks; priced is each rank with its own, which "
+            "takes more memory and no exchange"
+        )
     kinds = _fitting_kinds(draft, where, pool, ground, allowed)
     groups = _take_pool(draft, pool, kinds, allocation, allowed)
     if len(groups) < pool.replicas:

@@ -89,6 +89,15 @@ def test_the_worst_link_between_ranks_that_share_experts_counts(build):
     )
 
 
+def test_ranks_with_experts_of_their_own_are_said_to_be_priced_so(build):
+    host = build.host("h", 8, "b200")
+    reasons = planned(build, host, "qwen3-235b-fp8", (AGG, 1, (4, 1, 2))).reasons
+
+    assert any("without ep vLLM slices experts over all ranks" in each for each in reasons)
+    shared = planned(build, host, "qwen3-235b-fp8", (AGG, 1, (4, 1, 2, 8))).reasons
+    assert not any("without ep" in each for each in shared)
+
+
 def test_each_rank_of_a_prefill_engine_has_a_port(build):
     deployment = planned(
         build, build.host("a", 8), "llama-8b", (PREFILL, 2, (1, 1, 2)), (DECODE, 1, (1, 1, 4))
