@@ -174,11 +174,11 @@ class TopApp(App[None]):
 
     def on_answered(self, message: Answered) -> None:
         """Take in what routers and agents answered."""
+        self._answered = message.asks
+        self._latest = replace(self._latest, answers=message.answers)
         if message.answers.decisions:
             self._ledger.requests.add(message.answers.decisions)
-        traces = self._ledger.requests.newest()
-        self._answered = message.asks
-        self._latest = replace(self._latest, answers=message.answers, traces=traces)
+            self._latest = replace(self._latest, traces=self._ledger.requests.newest())
         if not self._is_blurred:
             self._draw()
 
