@@ -47,13 +47,15 @@ class Afterwards:
         while left:
             self.guard(left.pop(0).keep)
 
-    def guard(self, keep: Callable[..., None], *args: object) -> None:
-        """Keep something in the books of a request whose client has its answer, and nobody else's, whatever fails."""
+    def guard(self, keep: Callable[..., None], *args: object) -> bool:
+        """Keep something in the books of one request; whatever fails is counted, and harms no other. Whether it went well."""
         try:
             keep(*args)
         except Exception:  # whatever it is, the next in turn is not to suffer from it
             log.exception("the books of a request could not be kept in full")
             self._faults.add()
+            return False
+        return True
 
     def close(self) -> None:
         """Keep all that are left, and stop the timer."""

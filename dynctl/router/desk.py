@@ -315,7 +315,10 @@ class Desk:
                 log.warning("%s: %s (%s)", subject, finding.text, finding.hint)
         if self._ticks % _CHECK_EVERY == 0:
             for running in tuple(self.flights):
-                running.check(now_s)
+                if not self.afterwards.guard(running.check, now_s):
+                    # No other request's deadlines suffer from it, nor does a drain.
+                    self.afterwards.guard(running.cut)
+                    self.let_go(running)
 
     def set_policy(self, name: str) -> None:
         """Change the policy for all decisions from now on.

@@ -19,7 +19,6 @@ class LegSink:
     """Reports to its flight until the leg is over."""
 
     __slots__ = (
-        "_flight",
         "_follower",
         "_headers",
         "_held",
@@ -28,10 +27,11 @@ class LegSink:
         "_num_bytes",
         "_parts",
         "_status",
+        "flight",
     )
 
     def __init__(self, flight: "Flight", leg: Leg, *, is_relayed: bool) -> None:
-        self._flight = flight
+        self.flight = flight
         self._leg = leg
         self._is_relayed = is_relayed
         self._status = 0
@@ -46,7 +46,7 @@ class LegSink:
         """Decide by the status whether events follow."""
         self._status = status
         self._headers = headers
-        request = self._flight.request
+        request = self.flight.request
         if status == 200 and self._leg is Leg.MAIN and request.is_stream:
             self._follower = StreamFollower(hides_usage=not request.has_usage_asked)
 
@@ -61,7 +61,7 @@ class LegSink:
         if self._num_bytes <= limit:
             self._parts.append(data)
         elif self._status == 200:
-            self._flight.on_broken("an answer beyond all bounds", self._leg)
+            self.flight.on_broken("an answer beyond all bounds", self._leg)
 
     def on_end(self) -> None:
         """The body is complete."""
@@ -70,20 +70,20 @@ class LegSink:
             body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._judge(body)
         elif why := follower.ended():
-            self._flight.on_broken(why, self._leg)
+            self.flight.on_broken(why, self._leg)
 
     def on_error(self, error: UpstreamError) -> None:
         """The connection failed."""
-        self._flight.on_failed(self._leg, error)
+        self.flight.on_failed(self._leg, error)
 
     def _judge(self, body: bytes) -> None:
         verdict = judge(self._status, self._headers, body, is_relayed=self._is_relayed)
         if verdict is None:
-            self._flight.on_answer(self._leg, body)
+            self.flight.on_answer(self._leg, body)
         elif isinstance(verdict, Fault):
-            self._flight.on_fault(self._leg, verdict)
+            self.flight.on_fault(self._leg, verdict)
         else:
-            self._flight.on_refused(self._leg, verdict)
+            self.flight.on_refused(self._leg, verdict)
 
     def _follow(self, follower: StreamFollower, data: bytes) -> None:
         self.followed(follower, follower.feed(data))
@@ -98,7 +98,7 @@ class LegSink:
         """Report what a stream's follower has found; `out` is what it let through."""
         num_tokens = follower.num_token_events
         if follower.is_done:
-            self._flight.on_stream_done(self._held + out, num_tokens, follower.usage)
+            self.flight.on_stream_done(self._held + out, num_tokens, follower.usage)
             return
         if num_tokens == 0:
             self._held += out
@@ -106,6 +106,6 @@ class LegSink:
             # What was sound before a break in the same piece still goes out.
             if self._held:
                 out, self._held = self._held + out, b""
-            self._flight.on_events(out, num_tokens)
+            self.flight.on_events(out, num_tokens)
         if follower.broken:
-            self._flight.on_broken(follower.broken, self._leg)
+            self.flight.on_broken(follower.broken, self._leg)

@@ -334,22 +334,22 @@ class ShortFlight:
     # Out of the ordinary…
 
     def check(self, now_s: float) -> None:
-        """Act on a passed deadline."""
+        """Let a flight watch over the deadlines of what is late or has begun; it looks at its next turn."""
         settings = self._desk.settings
         limits_s = settings.body_timeout_s, settings.first_token_timeout_s
         if self._reply is not None or now_s - self._need[3] > limits_s[self.request.is_stream]:
-            self._promoted().check(now_s)
+            self._go_on()
 
     def cut(self) -> None:
         """End at once: the router stops."""
-        self._promoted().cut()
+        self._go_on().flight.cut()
 
     def gone(self) -> None:
         """The client has left."""
-        self._promoted().gone()
+        self._go_on().flight.gone()
 
     def _go_on(self) -> LegSink:
-        """Let a flight receive the answer; it is told what has come so far."""
+        """Let a flight receive the answer, from now on; it is told what has come so far."""
         flight = self._promoted()
         sink = LegSink(flight, Leg.MAIN, is_relayed=self._is_relayed)
         if self.call is not None and not self.call.is_over:
@@ -366,7 +366,7 @@ class ShortFlight:
         return sink
 
     def _promoted(self) -> Flight:
-        """Go on as a flight that has sent its first attempt."""
+        """Make the flight that has sent its first attempt; for `_go_on`, which gives it the answer too."""
         desk = self._desk
         desk.flights.discard(self)
         flight = Flight(

@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from router_bench import routed, text_of
@@ -43,6 +44,23 @@ def test_a_book_that_cannot_be_kept_fails_no_request_and_no_drain(run, book, cap
             assert bench.router.desk.flights
             await asyncio.wait_for(bench.router.desk.close(100), 30)
             assert not bench.router.desk.flights
+
+    run(main)
+
+
+@pytest.mark.source
+def test_deadlines_that_cannot_be_looked_at_harm_no_other_request_and_no_drain(run):
+    async def main():
+        engine = FakeEngine("e0", script=lambda body: "stall")
+        settings = {"body_timeout_s": 0.3, "first_token_timeout_s": 0.2, "max_retries": 0}
+        async with routed(engine, settings=settings) as bench:
+            desk = bench.desk
+            broken = Mock(check=Mock(side_effect=fail), cut=Mock(side_effect=fail))
+            desk.flights.add(broken)
+            assert (await bench.client.complete()).status == 504
+            assert not desk.flights
+            assert desk.metrics.book_faults.value() == 2
+            bench.assert_books_balance()
 
     run(main)
 

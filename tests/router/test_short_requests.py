@@ -226,6 +226,50 @@ def test_books_are_kept_before_anybody_looks_at_them(run, monkeypatch, is_stream
     run(main)
 
 
+@pytest.mark.parametrize("num_events", [1, 2, 5, 9])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_request_whose_deadlines_are_looked_at_meanwhile_is_served_once(
+    run, is_stream, num_events
+):
+    """Before its answer, between its head and its first token, between tokens; late or not: nothing of it stays behind."""
+
+    async def main():
+        engine = FakeEngine(gap_s=0.02)
+        settings = {"body_timeout_s": 1.0, "first_token_timeout_s": 3600.0}
+
+        def look(bench):
+            for flight in tuple(bench.desk.flights):
+                flight.check(bench.desk.now_s() + 2.0)
+
+        async with routed(engine, settings=settings) as bench:
+
+            async def slowly(exchange, body, is_chat, fault, number):
+                held = _Held(exchange)
+                await FakeEngine._stream(engine, held, body, is_chat, fault, number)
+                exchange.start(200, [(b"content-type", b"text/event-stream")])
+                for start in range(0, len(held.pieces), num_events):
+                    look(bench)
+                    exchange.write(b"".join(held.pieces[start : start + num_events]))
+                    await asyncio.sleep(0.02)
+                exchange.finish()
+
+            plain = (await bench.client.chat(stream=is_stream)).body
+            engine._stream = slowly
+            waiting = asyncio.create_task(bench.client.chat(stream=is_stream))
+            await until(lambda: bench.desk.flights)
+            look(bench)
+            assert (await waiting).body == plain
+            await until(lambda: not bench.desk.flights)
+            bench.assert_books_balance()
+            decisions = json.loads(bench.desk.ring.to_json(10))
+            assert [one["outcome"] for one in decisions] == ["done", "done"]
+            assert bench.desk.metrics.requests.value("chat", "200") == 2
+            [worker] = bench.desk.workers.all()
+            assert worker.failures_in_row == 0
+
+    run(main)
+
+
 def test_a_stream_that_stops_after_its_first_token_is_broken_off_in_time(run):
     async def main():
         engine = FakeEngine(script=lambda body: "hang:1")
