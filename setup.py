@@ -11,7 +11,7 @@ from setuptools import Extension, setup
 
 COMPILED = {
     "dynctl/agents/relay": "forward metrics relay",
-    "dynctl/http1": "body call connection exchange guard message request server server_connection sse tls_reads upstream",
+    "dynctl/http1": "body call connection exchange gathering guard message request server server_connection sse tls_reads upstream",
     "dynctl/kv": "hashing orphans runs slower tracker",
     "dynctl/router": "admission afterwards bookings choosing deadlines desk expected fallback flight forks handoff hits hot ledger legs "
     "loading metrics orders overlaps paths placement prefix_index prompt rates reply rooms route_keys server short_flight text_blocks "

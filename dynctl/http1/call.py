@@ -70,6 +70,7 @@ class Call:
         "_is_safe",
         "_pool",
         "_task",
+        "gathers",
         "has_received",
         "heard_tick",
         "is_paused",
@@ -94,6 +95,8 @@ class Call:
         self.was_reused = False
         """The connection had served another call before."""
         self.is_paused = False
+        self.gathers = False
+        """Where pieces follow each other within `UpstreamLimits.gather_s`, those of such a time come as one."""
 
     def cancel(self) -> None:
         """Close the connection so that the origin sees it; no callback comes afterwards."""

@@ -83,6 +83,7 @@ class Connection(asyncio.Protocol):
         "_pool",
         "_surplus",
         "_transport",
+        "heard_s",
         "idle_since_s",
         "is_fresh",
         "on_body",
@@ -105,6 +106,8 @@ class Connection(asyncio.Protocol):
         self._surplus = False
         self._num_head_bytes = 0
         self._num_interim = 0
+        self.heard_s = 0.0
+        """When a call that gathers was read last, or read on."""
         self.idle_since_s = 0.0
         self.is_fresh = True
         """Has not served a call yet."""
@@ -193,6 +196,13 @@ class Connection(asyncio.Protocol):
             self._release()
         elif not self._has_head and self._num_head_bytes > self._pool.limits.max_head_bytes:
             self._fail("protocol", "the head of the answer is too large")
+        elif call.gathers:
+            self._pool.gatherer.heard(self)
+
+    def read_on(self) -> None:
+        """End a pause for gathering; one that the receiver asked for goes on."""
+        if self._call is None or not self._call.is_paused:
+            self.resume()
 
     def _take_whole(self, call: "Call", known: KnownAnswer, body: bytes) -> None:
         """Do what the parser and `_hand_on` do, for an answer that came in one read."""

@@ -15,6 +15,7 @@ from typing import Final, cast
 from dynctl.files import reason
 from dynctl.http1.call import Call, ResponseSink, UpstreamError
 from dynctl.http1.connection import Connection, KnownAnswer
+from dynctl.http1.gathering import Gatherer
 from dynctl.http1.message import Header, field_lines
 from dynctl.http1.tls_reads import TlsReads
 
@@ -62,6 +63,8 @@ class UpstreamLimits:
     silence_timeout_s: float = 600.0
     """Without a byte of the answer while it is not paused. Callers with a deadline cancel sooner."""
     max_head_bytes: int = 64 * 1024
+    gather_s: float = 0.001
+    """Of calls that gather: what comes within it goes on as one piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class Upstream:
         self.limits = limits or UpstreamLimits()
         self._loop = asyncio.get_running_loop()
         self._now_s = self._loop.time
+        self.gatherer = Gatherer(self._loop, self.limits.gather_s)
         self.tick = 0
         """Counts sweeps: a clock that costs a call nothing."""
         self._max_silent_ticks = int(self.limits.silence_timeout_s / _SWEEP_S) + 1
@@ -214,6 +218,7 @@ class Upstream:
     async def close(self) -> None:
         """Close all connections; calls under way fail with kind `closed`."""
         self._is_closed = True
+        self.gatherer.close()
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         for connection in tuple(self._open):

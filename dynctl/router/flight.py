@@ -233,6 +233,8 @@ class Flight:
             self._do(self._handoff.first_byte())
             self._reply.stream()
             self._ledger.first_token(Leg.MAIN, now_s)
+            if self._call is not None:
+                self._call.gathers = True
             self._served(Leg.MAIN)
         self._ledger.tokens(num_tokens, now_s)
 
@@ -365,8 +367,7 @@ class Flight:
     def _send(self, action: Send) -> None:
         leg, transfer = action.leg, action.transfer
         desk, ledger, now_s = self._desk, self._ledger, self._desk.loop.time()
-        booking = ledger.bookings[leg]
-        worker = booking.worker
+        worker = (booking := ledger.bookings[leg]).worker
         if leg is Leg.MAIN and ledger.needs_prefill and transfer is None:
             ledger.drop_move()
             ledger.overlap_tokens = desk.placement.prefill_locally(self._prompt, booking, now_s)
@@ -383,7 +384,7 @@ class Flight:
         self._num_sent += 1
         ledger.sent_s = now_s
         sink = LegSink(self, leg, is_relayed=route.is_relayed)
-        self._call = route.send(self.request.endpoint, attempt, body, sink)
+        self._call = route.send(request.endpoint, attempt, body, sink)
 
     def _wait(self, _: Wait) -> None:
         if failure := self._desk.wait(self, self._exchange.request, self._ledger.arrived_s):
@@ -399,10 +400,9 @@ class Flight:
             self._desk.budget.num_retrying += 1
 
     def _fail(self, action: Answer) -> None:
-        failure = action.failure
-        if failure.reason:
-            self._desk.metrics.errors.add(failure.reason)
-        self._reply.fail(failure)
+        if reason := action.failure.reason:
+            self._desk.metrics.errors.add(reason)
+        self._reply.fail(action.failure)
 
     def _break(self, action: Break) -> None:
         self._desk.metrics.errors.add("stream_broken")

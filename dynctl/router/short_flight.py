@@ -279,6 +279,8 @@ class ShortFlight:
                 self._desk.answered(self)
             else:
                 reply.write(out)
+                if self.call is not None:
+                    self.call.gathers = True
 
     # Afterwards…
 
