@@ -8,7 +8,6 @@ Not here: opening files. Pure.
 """
 
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -32,7 +31,8 @@ _KEYS = (
     "each line needs timestamp, and input_length, output_length with hash_ids or session, "
     "or prompt or messages with output or max_tokens"
 )
-_MAX_LENGTH_TOKENS = 100_000_000
+_MAX_NUMBER = 1e18
+_MAX_LENGTH_TOKENS = 10_000_000
 
 
 class _LineError(Exception):
@@ -108,7 +108,8 @@ def _read_call(record: Mapping[str, Any], *, keep_texts: bool) -> tuple[Call, bo
         raise _LineError("session has to be a text or a number", "session")
     messages = _messages(record)
     if messages:
-        text = messages[0][1] if "prompt" in record else "\n".join(map(": ".join, messages))
+        is_prompt = isinstance(record.get("prompt"), str)
+        text = messages[0][1] if is_prompt else "\n".join(map(": ".join, messages))
         isl = max(1, len(text) // CHARS_PER_TOKEN)
         kept = messages if keep_texts else ()
         return Call(at_s, isl, _answer_tokens(record), _cut(text), kept, str(session)), True
@@ -127,17 +128,17 @@ def _answer_tokens(record: Mapping[str, Any]) -> int:
 
 
 def _length(record: Mapping[str, Any], keys: Sequence[str]) -> int:
-    return max(1, min(_MAX_LENGTH_TOKENS, int(_number(record, keys))))
+    return max(1, int(_number(record, keys, _MAX_LENGTH_TOKENS)))
 
 
-def _number(record: Mapping[str, Any], keys: Sequence[str]) -> float:
+def _number(record: Mapping[str, Any], keys: Sequence[str], most: float = _MAX_NUMBER) -> float:
     for key in keys:
         if key in record:
             value = record[key]
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise _LineError(f"{key} has to be a number", key)
-            if not 0 <= value < math.inf:
-                raise _LineError(f"{key} has to be a number of 0 or more", key)
+            if not 0 <= value <= most:
+                raise _LineError(f"{key} has to be a number of 0 or more, at most {most:g}", key)
             return float(value)
     raise _LineError(f"{keys[0]!r} is missing")
 

@@ -89,6 +89,14 @@ def test_texts_may_say_how_long_an_answer_may_be_and_are_kept_when_asked_for():
     assert read_trace(lines(line | {"max_tokens": 7}), "t").calls[0].messages == ()
 
 
+def test_a_prompt_that_is_null_is_none():
+    line = {"timestamp": 5, "prompt": None, "max_tokens": 7}
+    line["messages"] = [{"role": "system", "content": "a" * 400}, {"role": "user", "content": "b"}]
+    [call] = read_trace(lines(line), "t").calls
+
+    assert call.isl_tokens == len("system: user: b\n" + "a" * 400) // 4
+
+
 def test_prompts_of_a_session_begin_with_the_one_before():
     made = [
         {"timestamp": i, "input_length": 100 * (i + 1), "output_length": 5, "session": "a"}
@@ -145,6 +153,11 @@ def test_the_workload_of_a_trace_has_its_means():
             '{"timestamp": 1, "session": [], "input_length": 1, "output_length": 1}',
             "t:2:18: session",
         ),
+        (
+            '{"timestamp": 1, "input_length": 10000001, "output_length": 1}',
+            "t:2:18: input_length has to be a number of 0 or more, at most 1e+07",
+        ),
+        ('{"timestamp": 1%s, "input_length": 1}' % ("0" * 400), "t:2:2: timestamp has to be"),
         ('{"timestamp": -1, "input_length": 1, "output_length": 1}', "0 or more"),
         ('{"timestamp": 1, "input_length": "a", "output_length": 1}', "has to be a number"),
         ('{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}', "hash_ids"),
