@@ -21,6 +21,9 @@ RELAY_ID = "relay"
 
 T = TypeVar("T")
 
+_LATER = {"ep": 1}
+"""Fields of engines that came later, and what they are unless used: what runs since before is known by a digest without them."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineWish:
@@ -207,5 +210,8 @@ def spec_digest(wish: EngineWish | RouterUnit | RelayWish) -> str:
     """
     if isinstance(wish, EngineWish):
         wish = replace(wish, start_deadline_s=None)
-    content = msgspec.json.encode(wish, order="deterministic")
-    return hashlib.sha256(content).hexdigest()[:16]
+    content = msgspec.to_builtins(wish, order="deterministic")
+    for name, default in _LATER.items():
+        if content.get(name) == default:
+            del content[name]
+    return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:16]
