@@ -145,7 +145,7 @@ async def engine_facts(
                 f"{at.socket} is answered by process {pid}, which is none of {wish.id}"
             )
     try:
-        await _check_version(wish, capabilities, at)
+        version = await _version(wish, capabilities, at)
         say("/health says 200; asked for a first token")
         for rank in range(wish.dp):
             await _produce_token(wish, at, rank)
@@ -158,22 +158,25 @@ async def engine_facts(
         block_size_tokens=facts.block_size_tokens or wish.block_size_tokens or 0,
         kv_capacity_tokens=facts.kv_capacity_tokens,
         max_model_len_tokens=max_model_len or wish.max_model_len_tokens or 0,
+        version=version,
     )
 
 
-async def _check_version(wish: EngineWish, capabilities: Capabilities, at: Endpoints) -> None:
+async def _version(wish: EngineWish, capabilities: Capabilities, at: Endpoints) -> str:
+    """Ask an engine whose kind has a floor for its version; empty: it has none, or does not say."""
     floor = capabilities.version_floor
-    if not floor or wish.allow_old_version:
-        return
+    if not floor:
+        return ""
     response = await ask(at, "GET", "/version")
     text = str(_object(response).get("version", ""))
     digits = [part for part in text.split("+", maxsplit=1)[0].split(".") if part.isdigit()]
-    if not digits or tuple(map(int, digits)) < floor:
+    if not wish.allow_old_version and (not digits or tuple(map(int, digits)) < floor):
         wanted = ".".join(map(str, floor))
         raise UnfitError(
             f"{wish.kind} {clean(text) or '(unknown version)'} is older than {wanted}",
             "upgrade the engine's environment, or set engine.allow_old_version: true",
         )
+    return text
 
 
 async def says_token(wish: EngineWish, at: Endpoints, rank: int, timeout_s: float) -> bool:

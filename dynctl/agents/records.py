@@ -1,13 +1,15 @@
 """Units as others see and as the agent remembers them: status, relay entry, record.
 
-Not here: changing anything. IO: none of its own; it reads what units hold.
+Not here: changing anything. IO: reads where this user's home is; else what units hold.
 """
 
+import os
 import shlex
 
+from dynctl.agents.kv_identity import kv_identity
 from dynctl.agents.programs import EngineProgram, RelayProgram, RouterProgram
 from dynctl.agents.protocol import RelayEntry
-from dynctl.agents.root import UnitRecord
+from dynctl.agents.root import Facts, UnitRecord
 from dynctl.agents.unit import Unit
 from dynctl.core.deployment import EngineInfo, EngineState, UnitStatus
 
@@ -47,6 +49,8 @@ def relay_entry(unit: Unit) -> RelayEntry | None:
     if not isinstance(program, EngineProgram):
         return None
     wish = program.wish
+    facts = run.facts if run else Facts()
+    can, home = program.engine.capabilities, os.environ.get("HOME", "")
     info = EngineInfo(
         id=wish.id,
         incarnation=run.incarnation if run else "",
@@ -55,11 +59,13 @@ def relay_entry(unit: Unit) -> RelayEntry | None:
         deployment=wish.deployment,
         kind=wish.kind,
         model=wish.name,
-        block_size_tokens=run.facts.block_size_tokens if run else 0,
-        kv_capacity_tokens=run.facts.kv_capacity_tokens if run else 0,
-        max_model_len_tokens=run.facts.max_model_len_tokens if run else 0,
+        block_size_tokens=facts.block_size_tokens,
+        kv_capacity_tokens=facts.kv_capacity_tokens,
+        max_model_len_tokens=facts.max_model_len_tokens,
         max_num_seqs=wish.max_num_seqs or 0,
         ranks=wish.dp,
+        kv_identity=kv_identity(wish, can, facts.version, facts.block_size_tokens, home),
+        tp=wish.tp if can.is_process else 0,
         side_channel_host=wish.data_address if wish.kv_transfer else "",
         side_channel_port=(wish.side_channel_port or 0) if wish.kv_transfer else 0,
     )

@@ -40,6 +40,8 @@ class Facts:
     block_size_tokens: int = 0
     kv_capacity_tokens: int = 0
     max_model_len_tokens: int = 0
+    version: str = ""
+    """Of the engine; asked of kinds that have a floor."""
 
 
 @dataclass(frozen=True, slots=True)

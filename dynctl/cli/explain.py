@@ -29,6 +29,10 @@ _LEFT_OUT = {
     "busy": "asked for a pause",
     "starts_slowly": "has just joined and had its share",
     "failed_before": "failed this request before",
+    "other_kv": "has KV of another kind than who would hand over to it or take it (model, version, flags)",
+}
+_PATHS = {
+    "other_kv": "other_kv: prefill and decode engine differ in what a block of KV is (model, revision, version, flags)"
 }
 _SESSIONS = {
     "followed": "followed: its last request went to this engine, and no engine holds more of this prompt than another",
@@ -359,7 +363,7 @@ def _realised(decision: dict[str, Any]) -> str:
 def _path(decision: dict[str, Any]) -> str:
     costs, moved = decision["costs"], _to_move(decision)
     if costs is None:
-        return f"{decision['path']}{moved}"
+        return f"{_PATHS.get(decision['path'], decision['path'])}{moved}"
     both = f"copy {_ms(costs['copy_ms'])}, recompute {_ms(costs['recompute_ms'])}"
     return f"{decision['path']} ({both}){moved}"
 

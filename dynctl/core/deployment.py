@@ -43,6 +43,19 @@ class EngineInfo:
     """Of its first rank; each other has the next one."""
     ranks: int = 1
     """Data-parallel ranks: each has a cache, a queue and a side channel of its own behind the one HTTP server."""
+    kv_identity: str = ""
+    """Digest, with the number of its recipe in front, of what its KV blocks stand for and how they are laid out; empty: not
+    known."""
+    tp: int = 0
+    """Tensor-parallel size; 0: not known."""
+
+
+def may_exchange_kv(one: EngineInfo, other: EngineInfo) -> bool:
+    """Whether nothing that is known speaks against handing KV blocks from one engine to the other."""
+    if one.tp and other.tp and max(one.tp, other.tp) % min(one.tp, other.tp):
+        return False
+    ours, theirs = one.kv_identity, other.kv_identity
+    return ours == theirs or ours.partition(":")[0] != theirs.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a router finds wrong with itself: decisions that take too long, hosts it does not reach. Pure: times are passed in."""
+"""What a router finds wrong with itself: decisions that take too long, hosts it does not reach, pools that do not fit. Pure: times are passed in."""
 
 from bisect import bisect_left
 from collections import deque
@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dynctl.router.config import RelayTarget
 from dynctl.router.findings import Finding
 from dynctl.router.metrics import Histogram
+from dynctl.router.paths import partners
 from dynctl.router.seen import NOT_YET
+from dynctl.router.workers import Worker
 
 _LIMIT_S = 2e-3
 """Of the 99th percentile. Wanted: 200 requests a second on 2 cores, 64 engines and a million blocks."""
@@ -78,6 +80,27 @@ class Alarms:
 
 def _is_over(counts: Sequence[int], num_slow: int) -> bool:
     return num_slow * 1000 <= sum(counts) * _OFF_PER_1000
+
+
+def apart(workers: Iterable[Worker]) -> list[Finding]:
+    """Name the decode engines to which no prefill engine can hand KV over, though there are some."""
+    serving = [worker for worker in workers if worker.is_serving()]
+    prefills = [worker for worker in serving if worker.info.role == "prefill"]
+    decodes = [worker for worker in serving if worker.info.role == "decode"]
+    fitting = partners(decodes, prefills)
+    alone = [worker.id for worker in decodes if worker not in fitting]
+    if not prefills or not alone:
+        return []
+    return [
+        Finding(
+            "",
+            "other_kv",
+            f"{len(alone)} of {len(decodes)} decode engines have KV of another kind than every prefill engine, and compute "
+            f"their prompts themselves: {', '.join(alone)}",
+            "model, revision, engine version and flags of both must agree; dynctl status shows an up that is half done, dynctl up "
+            "finishes it",
+        )
+    ]
 
 
 def unreached(relays: Iterable[RelayTarget], silent: Mapping[str, str]) -> list[Finding]:

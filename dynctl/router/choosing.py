@@ -48,7 +48,7 @@ class Need(NamedTuple):
     output_tokens: int
     """Expected to be generated; 1 for a prefill leg."""
     ordinal: int
-    """Counts the router's decisions; gives round robin its turn."""
+    """Counts the router's decisions for this side of a hand-over; gives round robin its turn."""
     now_s: float = 0.0
     recent_unit: float = 1.0
     """The weight of a request made now, in `Load.recent`."""

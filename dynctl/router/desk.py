@@ -18,7 +18,7 @@ from dynctl.http1.request import Request
 from dynctl.router import index_progress
 from dynctl.router.admission import RetryBudget, WaitingLine
 from dynctl.router.afterwards import Afterwards
-from dynctl.router.alarms import Alarms, unreached
+from dynctl.router.alarms import Alarms, apart, unreached
 from dynctl.router.api.answers import Failure
 from dynctl.router.api.keys import Keys
 from dynctl.router.choosing import Policy
@@ -195,6 +195,7 @@ class Desk:
     def own_findings(self) -> list[Finding]:
         """What is wrong with the router itself."""
         found = [*self.alarms.findings(), *unreached(self.config.relays, self.fleet.silent)]
+        found += apart(self.workers.all())
         return found if self.decision_log is None else found + self.decision_log.findings()
 
     # Flights

@@ -70,7 +70,6 @@ class Flight:
         "_reply",
         "_shown_id",
         "_timer",
-        "_transfer_until_s",
         "model",
         "request",
         "request_id",
@@ -107,7 +106,6 @@ class Flight:
         self._has_retried = False
         self._call: Call | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._transfer_until_s = 0.0
         self._num_sent = 0
         self._body = b""
         self._is_concluded = False
@@ -273,7 +271,7 @@ class Flight:
             return
         self._ledger.first_token(Leg.PREFILL, now_s)
         self._served(Leg.PREFILL)
-        self._transfer_until_s = now_s + settings.kv_lease_s - settings.kv_lease_margin_s
+        self._ledger.lapses_s = now_s + settings.kv_lease_s - settings.kv_lease_margin_s
         self._do(self._handoff.prefilled(transfer))
 
     def _served(self, leg: Leg) -> None:
@@ -318,7 +316,9 @@ class Flight:
     def _place_now(self, action: Place) -> None:
         self._timer = None
         desk, handoff, now_s = self._desk, self._handoff, self._desk.loop.time()
-        if handoff.has_unused_transfer and now_s > self._transfer_until_s:
+        source, lapses_s = self._ledger.source, self._ledger.lapses_s
+        has_taker = desk.placement.has_taker
+        if handoff.has_unused_transfer and (now_s > lapses_s or not has_taker(source, now_s)):
             self._do(handoff.transfer_lapsed())
             return
         if desk.books is not None:
@@ -341,7 +341,7 @@ class Flight:
             main = self._ledger.bookings[Leg.MAIN].worker
             result = desk.placement.place_prefill(order, main, now_s)
         elif handoff.has_unused_transfer:
-            result = desk.placement.place_main(order, now_s)
+            result = desk.placement.place_main(order, self._ledger.source, now_s)
         else:
             result = desk.placement.place(order, now_s)
         if isinstance(result, Unplaced):

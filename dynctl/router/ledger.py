@@ -14,6 +14,7 @@ from dynctl.router.probes import Probes
 from dynctl.router.route_keys import KeySums
 from dynctl.router.transfer_cost import Move
 from dynctl.router.worker_table import WorkerTable
+from dynctl.router.workers import Worker
 
 
 class Ledger:
@@ -34,11 +35,13 @@ class Ledger:
         "_ring",
         "arrived_s",
         "bookings",
+        "lapses_s",
         "last_s",
         "needs_prefill",
         "overlap_tokens",
         "queue_position",
         "sent_s",
+        "source",
         "usage",
     )
 
@@ -67,6 +70,10 @@ class Ledger:
         self.last_s = 0.0
         """When the last token came."""
         self.bookings: dict[Leg, Booking] = {}
+        self.source: Worker | None = None
+        """The engine last chosen to prefill for another."""
+        self.lapses_s = 0.0
+        """Until when what it has ready should be taken."""
         self.needs_prefill = False
         """The engine that generates is booked without a prefill of its own."""
         self.overlap_tokens = 0
@@ -86,6 +93,7 @@ class Ledger:
         self._outlook = placed.outlook or self._outlook
         if placed.prefill is not None:
             self.bookings[Leg.PREFILL] = placed.prefill
+            self.source = placed.prefill.worker
         if placed.overlap_tokens is not None:
             self.overlap_tokens = placed.overlap_tokens
         if placed.local_reason:

@@ -3,9 +3,10 @@
 Not here: what a link costs (`transfer_cost`), choosing and booking engines (`placement`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
+from dynctl.core.deployment import may_exchange_kv
 from dynctl.router.choosing import Load
 from dynctl.router.config import Settings
 from dynctl.router.decisions import Decision
@@ -43,12 +44,26 @@ class Pick:
         return queue_ms + worker.prefill.at(self.uncached)
 
 
+def partners(workers: Sequence[Worker], others: Sequence[Worker]) -> list[Worker]:
+    """Those whose KV blocks are of use to at least one of the others."""
+    return [
+        worker
+        for worker in workers
+        if any(may_exchange_kv(worker.info, other.info) for other in others)
+    ]
+
+
 def with_moves(
-    links: Links, loads: Sequence[Load], sender: Pick | None, decode_stall: float, now_s: float
+    links: Links,
+    loads: Sequence[Load],
+    sender: Pick | None,
+    decode_stall: float,
+    now_s: float,
+    apart: Container[str] = (),
 ) -> list[Load]:
     """Say what KV costs to come to each decode engine from who does the prefill, where that is known.
 
-    Where the pair is not to be used the prompt would be computed there: that is its cost.
+    Where the pair is not to be used, or the engine stands `apart`, the prompt would be computed there: that is its cost.
     """
     if sender is None:
         price = links.usual_price()
@@ -58,7 +73,7 @@ def with_moves(
         _moved(
             load,
             links.price(source, load.engine, start_s, now_s)
-            if links.is_usable(source, load.engine, now_s)
+            if load.engine not in apart and links.is_usable(source, load.engine, now_s)
             else _price_in_place(load, decode_stall, now_s),
         )
         for load in loads
@@ -84,6 +99,8 @@ def way(
     left = main.uncached
     if left <= settings.local_prefill_max_tokens:
         return "short", None
+    if not may_exchange_kv(source.info, target.info):
+        return "other_kv", None
     capacity = target.capacity_tokens
     reason = can_transfer(
         TransferFacts(

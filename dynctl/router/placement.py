@@ -7,7 +7,7 @@ sockets, clocks. IO: a log line when a policy fails.
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from dynctl.router.fallback import RoutingBreaker
 from dynctl.router.hits import Outlook
 from dynctl.router.loading import Held
 from dynctl.router.overlaps import Overlaps
-from dynctl.router.paths import Pick, way, with_moves
+from dynctl.router.paths import Pick, partners, way, with_moves
 from dynctl.router.policies.least_loaded import POLICY as PLAIN
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.prompt import Prompt
@@ -108,7 +108,8 @@ class Placement:
         self.stickiness = settings.stickiness
         self._settings = settings
         self._rng = rng
-        self._num_decisions = 0
+        self._num_prefills = self._num_mains = -1
+        """Number of the last decision of either side of a hand-over: counted together, turns would fall on the same half of two engines."""
 
     def place(self, order: Order, now_s: float) -> Placed | Unplaced:
         """Choose and book all engines a request needs."""
@@ -130,22 +131,34 @@ class Placement:
             )
         return self._place_split(order, view, mains, now_s)
 
-    def place_main(self, order: Order, now_s: float) -> Placed | Unplaced:
-        """Choose only the engine that generates from blocks another engine has ready."""
+    def place_main(self, order: Order, source: Worker | None, now_s: float) -> Placed | Unplaced:
+        """Choose only the engine that generates from blocks that `source` has ready."""
         view = self.workers.view(DECODE, order.model, now_s)
         mains = self._candidates(order, "decode", view, now_s)
+        sources = [] if source is None else [source]
+        mains = self._fitting(mains, sources)
         if not mains:
             return Unplaced(self._why_none(order, DECODE))
-        booking, decision = self._book(order, self._pick(order, "decode", view, mains, now_s))
+        pick = self._pick(order, "decode", view, mains, now_s, others=sources)
+        booking, decision = self._book(order, pick)
         return Placed(booking, None, None, decisions=[decision])
+
+    def has_taker(self, source: Worker | None, now_s: float) -> bool:
+        """Whether blocks that `source` has ready are of use to any engine that generates, as far as there are any."""
+        if source is None:
+            return True
+        workers = self.workers.view(DECODE, source.info.model, now_s).workers
+        return not workers or bool(self._fitting(workers, [source]))
 
     def place_prefill(self, order: Order, main: Worker, now_s: float) -> Placed:
         """Choose another prefill engine for a request that is booked on the decode engine `main`; there may be none."""
         view = self.workers.view(_PREFILL, order.model, now_s)
-        prefills = self._candidates(order, "prefill", view, now_s)
+        if view.workers and not self._fitting(view.workers, [main]):
+            return Placed(None, None, None, local_reason="other_kv")
+        prefills = self._fitting(self._candidates(order, "prefill", view, now_s), [main])
         if not prefills:
             return Placed(None, None, None, local_reason="no_prefill_engine")
-        pick = self._pick(order, "prefill", view, prefills, now_s)
+        pick = self._pick(order, "prefill", view, prefills, now_s, others=[main])
         booking, decision = self._book(order, pick)
         move = self._book_move(order, pick.worker, main, now_s)
         self._note_move(move, decision)
@@ -171,16 +184,20 @@ class Placement:
         prefill_view = self.workers.view(_PREFILL, order.model, now_s)
         if not prefill_view.workers:
             return self._place_local(order, view, mains, "no_prefill_engine", now_s)
-        prefills = self._candidates(order, "prefill", prefill_view, now_s)
+        if not self._fitting(prefill_view.workers, mains):
+            return self._place_local(order, view, mains, "other_kv", now_s)
+        prefills = self._fitting(self._candidates(order, "prefill", prefill_view, now_s), mains)
         if not prefills:
             # Prefill engines are full: queueing beats turning a decode engine into one. After a failure it does not.
             if order.excluded:
                 return self._place_local(order, view, mains, "prefill_failed", now_s)
             return Unplaced(None)
-        prefill = self._pick(order, "prefill", prefill_view, prefills, now_s)
-        main = self._pick(order, "decode", view, mains, now_s, prefill)
+        prefill = self._pick(order, "prefill", prefill_view, prefills, now_s, others=mains)
         settings, policy = self._settings, self.policy
         is_weighed = bool(settings.conditional_prefill) and policy.uses_index
+        if not is_weighed:
+            mains = self._fitting(mains, [prefill.worker])
+        main = self._pick(order, "decode", view, mains, now_s, prefill)
         reason, costs = way(settings, self.links, main, prefill, now_s, is_weighed=is_weighed)
         main.decision.costs = prefill.decision.costs = costs
         main.decision.path_reason = prefill.decision.path_reason = reason or "copy"
@@ -227,6 +244,7 @@ class Placement:
         self, order: Order, view: View, mains: Sequence[Worker], reason: str, now_s: float
     ) -> Placed:
         pick = self._pick(order, "whole", view, mains, now_s)
+        pick.decision.path_reason = reason
         booking, decision = self._book(order, pick)
         self.links.hold(booking.worker.id, booking.worker.free_at_s, now_s)
         outlook = self._outlook(order, pick)
@@ -245,6 +263,18 @@ class Placement:
         if tokens > table.tally.small_tokens or table.may_limit(now_s):
             return table.with_room(workers, now_s, prompt, tokens)
         return workers
+
+    def _fitting(self, workers: Sequence[Worker], others: Sequence[Worker]) -> Sequence[Worker]:
+        """Those whose KV blocks are of use to at least one of the others, where there are any."""
+        is_any = not (others and self.workers.has_strange_pairs)
+        return workers if is_any else partners(workers, others)
+
+    def _apart(self, view: View, others: Sequence[Worker]) -> Container[str]:
+        """The rest of them, by id."""
+        fitting = self._fitting(view.workers, others)
+        if fitting is view.workers:
+            return ()
+        return {worker.id for worker in view.workers if worker not in fitting}
 
     def _output_tokens(self, order: Order, leg: str) -> int:
         """What an answer is expected to have."""
@@ -269,30 +299,19 @@ class Placement:
         workers: Sequence[Worker],
         now_s: float,
         sender: Pick | None = None,
+        others: Sequence[Worker] = (),
     ) -> Pick:
-        """Choose among candidates; `sender` is who does the prefill for a decode leg, where that is chosen now."""
+        """Choose among candidates; `sender` is who does the prefill for a decode leg, where that is chosen now.
+
+        `others` may be at the other end of a hand-over.
+        """
         settings, prompt, table = self._settings, order.prompt, self.workers
-        output = self._output_tokens(order, leg)
         held = self._try_overlaps(prompt, view, workers, now_s, may_load=leg != "decode")
-        need = Need(
-            prompt.num_tokens,
-            output,
-            self._num_decisions,
-            now_s,
-            table.recent_unit(now_s),
-            table.tally.prefill.slope,
-            leg == "decode",
-            1.0 if prompt.popularity is None else prompt.popularity,
-            table.tally.least_prefill_ms,
-            table.tally.least_ms_per_token,
-            settings.near_ms,
-            settings.near_ratio,
-            self.stickiness,
-        )
-        self._num_decisions += 1
+        need = self._need(order, leg, now_s)
         loads = [worker.cached_load or worker.load() for worker in workers]
+        apart = self._apart(view, others if sender is None else [sender.worker])
         if leg == "decode":
-            loads = with_moves(self.links, loads, sender, settings.decode_stall, now_s)
+            loads = with_moves(self.links, loads, sender, settings.decode_stall, now_s, apart)
         wanted: Policy = self.policy
         if order.session and wanted.uses_index:
             wanted = self.sessions.following(wanted, order.session, leg, workers, now_s)
@@ -311,7 +330,8 @@ class Placement:
             order.route_key,
         )
         if len(workers) < len(view.workers):
-            decision.left_out = table.left_out(view.workers, workers, order.excluded, now_s)
+            left_out = table.left_out(view.workers, workers, order.excluded, now_s, apart)
+            decision.left_out = left_out
         if held is not None and overlaps is held.tokens:
             decision.loadable = held.loadable
             if isinstance(policy, Following):
@@ -319,6 +339,28 @@ class Placement:
         else:
             decision.is_fallback = True
         return Pick(workers, decision)
+
+    def _need(self, order: Order, leg: str, now_s: float) -> Need:
+        settings, prompt, table = self._settings, order.prompt, self.workers
+        if leg == "prefill":
+            self._num_prefills += 1
+        else:
+            self._num_mains += 1
+        return Need(
+            prompt.num_tokens,
+            self._output_tokens(order, leg),
+            self._num_prefills if leg == "prefill" else self._num_mains,
+            now_s,
+            table.recent_unit(now_s),
+            table.tally.prefill.slope,
+            leg == "decode",
+            1.0 if prompt.popularity is None else prompt.popularity,
+            table.tally.least_prefill_ms,
+            table.tally.least_ms_per_token,
+            settings.near_ms,
+            settings.near_ratio,
+            self.stickiness,
+        )
 
     def _try_overlaps(
         self, prompt: Prompt, view: View, workers: Sequence[Worker], now_s: float, *, may_load: bool

@@ -5,9 +5,10 @@ Not here: an engine's own books (`workers`), choosing, clocks (times are passed 
 
 import math
 from collections.abc import Container, Iterable, Sequence
+from itertools import combinations
 from typing import Final
 
-from dynctl.core.deployment import EngineInfo, EngineState
+from dynctl.core.deployment import EngineInfo, EngineState, may_exchange_kv
 from dynctl.router.config import Settings
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.prompt import Prompt
@@ -106,6 +107,8 @@ class WorkerTable:
         """Requests sent to any engine."""
         self._recent_base_s: float | None = None
         self._num_joining = 0
+        self.has_strange_pairs = False
+        """Whether some engine's KV blocks are known to be of no use to another."""
 
     def recent_unit(self, now_s: float) -> float:
         """What a request made now weighs in `Worker.recent`: units grow, so that nothing has to be aged."""
@@ -148,6 +151,11 @@ class WorkerTable:
         self._views.clear()
         self._whole.clear()
         self._models = frozenset([worker.info.model for worker in self._workers.values()])
+        infos = [worker.info for worker in self._workers.values()]
+        kinds = {(info.kv_identity, info.tp): info for info in infos}
+        self.has_strange_pairs = not all(
+            may_exchange_kv(one, other) for one, other in combinations(kinds.values(), 2)
+        )
 
     def main_roles(self, model: str | None, now_s: float) -> frozenset[str]:
         """Decode engines generate where there are any that serve; otherwise whole-request engines."""
@@ -214,14 +222,20 @@ class WorkerTable:
         taken: Iterable[Worker],
         failed: Container[tuple[str, str]],
         now_s: float,
+        apart: Container[str] = (),
     ) -> dict[str, str]:
-        """Why engines may not take a request, by id; of those that are not among those taken. `failed` have failed it before."""
+        """Why engines may not take a request, by id; of those that are not among those taken.
+
+        `failed` have failed it before, `apart` are those whose KV blocks nobody could use.
+        """
         may, reasons = set(taken), {}
         for worker in workers:
             if worker in may:
                 continue
             if worker.key in failed:
                 reasons[worker.id] = "failed_before"
+            elif worker.id in apart:
+                reasons[worker.id] = "other_kv"
             else:
                 other = "kv_memory" if worker.joined is None else "starts_slowly"
                 reasons[worker.id] = worker.lack(now_s) or other

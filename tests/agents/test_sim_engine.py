@@ -41,6 +41,7 @@ def test_sim_engine_becomes_ready_and_tells_its_cache(supervised, tools, role, f
         info = supervisor.relay_table[0].info
         assert (info.block_size_tokens, info.max_model_len_tokens) == (32, 2048)
         assert info.kv_capacity_tokens > 0
+        assert (info.kv_identity[:2], info.tp) == ("1:", 1)
         (sample,) = (await Sampler(supervisor).sample()).engines
         assert sample.generation_tokens_total == 1
         assert await supervisor.shutdown(now=False) == []

@@ -201,6 +201,16 @@ def test_the_crossover_moves_with_bandwidth():
     assert len(fast) >= 3
 
 
+def test_turns_come_round_on_both_sides_of_a_hand_over():
+    names = [(f"{role[0]}{i}", role) for i in "12" for role in ("prefill", "decode")]
+    _, placement = pools(names)
+    placement.policy = load_policy("round_robin")
+    found = [place(placement, [i] * 1000) for i in range(8)]
+
+    assert [placed.prefill.worker.id for placed in found] == ["p1", "p2"] * 4
+    assert [placed.main.worker.id for placed in found] == ["d1", "d2"] * 4
+
+
 def weighed(busy, prompt_tokens=4000):
     """Which way a prompt goes when something is busy for ten seconds, and what both ways were said to cost."""
     _, placement = pools(transfer_ms_per_token=0.05)
