@@ -5,6 +5,7 @@ IO: sockets (through asyncio transports).
 """
 
 import asyncio
+import math
 import re
 from typing import TYPE_CHECKING, Final, cast
 
@@ -106,7 +107,7 @@ class Connection(asyncio.Protocol):
         self._surplus = False
         self._num_head_bytes = 0
         self._num_interim = 0
-        self.heard_s = 0.0
+        self.heard_s = -math.inf
         """When a call that gathers was read last, or read on."""
         self.idle_since_s = 0.0
         self.is_fresh = True
