@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from urllib.parse import quote
 
 import msgspec
 
@@ -92,7 +93,8 @@ class ReplayScript:
     def next(self) -> Ask:
         """Make the next request."""
         number, (call, hit_tokens) = next(self._calls)
-        session = f"{self._seed}/{call.session}" if call.session else ""
+        # A header holds no control characters, and few servers like others than ASCII in one.
+        session = f"{self._seed}/{quote(call.session)}" if call.session else ""
         if call.messages:
             (role, text), *others = call.messages
             return Ask(

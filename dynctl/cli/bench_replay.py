@@ -1,5 +1,6 @@
 """`dynctl bench replay`: send a recorded workload again, at its own times. IO: HTTP, files, terminal."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -153,6 +154,8 @@ def read(path: Path, speed: float, duration: str | None, block_tokens: int) -> "
     from dynctl.bench.replay import Replay, first_part
     from dynctl.planner.trace_lines import read_trace
 
+    if not math.isfinite(speed):
+        raise UsageError(f"--speed {speed} is no speed", "write it as 2 or 0.5")
     until_s = None if duration is None else parse_duration(duration, "--duration")
     try:
         with path.open(encoding="utf-8") as lines:

@@ -7,6 +7,7 @@ Texts: `prompt` or `messages`, and `output` or `max_tokens`; they are counted an
 Not here: opening files. Pure.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -106,18 +107,29 @@ def _read_call(record: Mapping[str, Any], *, keep_texts: bool) -> tuple[Call, bo
     session = record.get("session", "")
     if isinstance(session, bool) or not isinstance(session, str | int):
         raise _LineError("session has to be a text or a number", "session")
+    _check_characters(str(session), "session")
     messages = _messages(record)
     if messages:
         is_prompt = isinstance(record.get("prompt"), str)
         text = messages[0][1] if is_prompt else "\n".join(map(": ".join, messages))
         isl = max(1, len(text) // CHARS_PER_TOKEN)
         kept = messages if keep_texts else ()
+        for part in itertools.chain.from_iterable(kept):
+            _check_characters(part, "prompt" if is_prompt else "messages")
         return Call(at_s, isl, _answer_tokens(record), _cut(text), kept, str(session)), True
     ids = record.get("hash_ids", [])
     if not isinstance(ids, list) or any(type(i) is not int for i in ids):
         raise _LineError("hash_ids has to be a list of whole numbers", "hash_ids")
     isl, osl = _length(record, _INPUTS), _length(record, _OUTPUTS)
     return Call(at_s, isl, osl, tuple(ids), (), str(session)), False
+
+
+def _check_characters(text: str, key: str) -> None:
+    """Refuse what cannot be sent: JSON may escape one half of a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _LineError(f"{key} holds half of a character (a lone surrogate)", key) from error
 
 
 def _answer_tokens(record: Mapping[str, Any]) -> int:

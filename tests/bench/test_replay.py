@@ -163,6 +163,19 @@ def test_sessions_are_sent_along(with_server):
     assert any(b"x-dynctl-session: 3/s1" in head.lower() for head in heads)
 
 
+def test_any_session_of_a_trace_fits_a_header(with_server):
+    async def scenario(server):
+        made = [line(i, [i], session=name) for i, name in enumerate(("a\r\nb: c", "\x00", "é 1"))]
+        report, _ = await play(server, trace_of(*made), seed=3)
+        return report, b"".join(server.headers).lower()
+
+    report, heads = with_server(scenario)
+
+    assert report.requests.ok == 3
+    for name in (b"a%0d%0ab%3a%20c", b"%00", b"%c3%a9%201"):
+        assert b"x-dynctl-session: 3/" + name + b"\r\n" in heads
+
+
 def test_texts_are_replayed_with_an_ideal_by_their_share(with_server):
     async def scenario(server):
         shared = "one two three four " * 100
@@ -215,6 +228,9 @@ def test_runs_of_other_traces_are_not_compared(served, stored, tmp_path, capsys)
     ("lines", "args", "said"),
     [((line(0, [1]), '{"timestamp": 1, "input_length": "x", "output_length": 1}'), [], ":2:18: input_length has to be"),
      (("{",), [], ":1:"), ((), [], "holds no request"), ((line(0, [1]),), ["--duration", "0s"], "holds no request"),
+     (('{"timestamp": 0, "prompt": "a\\ud800", "max_tokens": 1}',), [], ":1:18: prompt holds half of a character"),
+     (('{"timestamp": 0, "input_length": 9, "output_length": 1, "session": "\\ud800"}',), [], ": session holds half"),
+     ((line(0, [1]),), ["--speed", "nan"], "--speed nan"), ((line(0, [1]),), ["--speed", "inf"], "--speed inf"),
      ((line(0, [1]),), ["--speed", "0"], "--speed"), ((line(0, [1]),), ["--duration", "soon"], "--duration")],
 )  # fmt: skip
 def test_bad_traces_are_refused_where_they_are_wrong_before_anything_is_sent(
