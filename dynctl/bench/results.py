@@ -40,6 +40,8 @@ def write(directory: Path, report: Report, records: Sequence[Record]) -> None:
         save(directory / RESULT, report)
         lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
         write_atomic(directory / REQUESTS, lines)
+        # Of an earlier trial; `bench show` would take it for what was written last.
+        (directory / TRIAL).unlink(missing_ok=True)
     except OSError as error:
         raise DynctlError(f"cannot write to {directory}: {reason(error)}") from error
 

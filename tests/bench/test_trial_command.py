@@ -196,6 +196,17 @@ def test_two_addresses_are_two_arms(served, trace, capsys):
     assert len(one.bodies) == len(other.bodies) > 24
 
 
+def test_show_tells_what_a_directory_got_last(served, trace, tmp_path, capsys):
+    server, out = served(ttft_s=0.0), str(tmp_path / "out")
+    replay_there = ["bench", "replay", trace(single_turn, 12), "--url", server.url, "--out", out]
+
+    assert run([*replay_there, "--url", server.url]) == 0
+    assert run(replay_there) == 0
+    capsys.readouterr()
+    assert run(["bench", "show", out, "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "dynctl.bench/1"
+
+
 def test_a_turn_without_answers_ends_the_trial(served, trace, capsys):
     one, other = served(ttft_s=0.0), served(ttft_s=0.0)
     other.faults = [""] * 5 + ["503"] * 1000
