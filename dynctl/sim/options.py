@@ -149,6 +149,12 @@ class SimOptions:
                     f"{flag} {place} has no place for each of {ranks} ranks",
                     f"write tcp://HOST:PORT, or a Unix socket with {COUNTED!r} in its path",
                 )
+        last = self.side_channel_of(ranks - 1)
+        if last is not None and last[1] > 65535:
+            raise UsageError(
+                f"--side-channel {self.side_channel} has no place for each of {ranks} ranks",
+                "each has the next port",
+            )
 
     def _check_numbers(self) -> None:
         at_least = {

@@ -107,6 +107,7 @@ def test_one_rank_is_written_as_it_is():
         ["--data-parallel-size", "2", "--kv-events", "ipc:///run/kv"],
         ["--data-parallel-size", "2", "--kv-events", "tcp://127.0.0.1:65535"],
         ["--data-parallel-size", "2", "--kv-events", "tcp://h:1", "--kv-replay", "ipc:///run/re"],
+        ["--data-parallel-size", "2", "--side-channel", "127.0.0.1:65535"],
     ],
 )
 def test_ranks_without_places_are_refused(flags):
