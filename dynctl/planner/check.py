@@ -144,6 +144,7 @@ CHOSEN = (
     "KV of a prompt",
     "not startable yet",
     "only if asked for",
+    "without ep",
 )
 """How the reasons begin that speak for a layout as it was chosen: they say nothing of one that was edited."""
 PRICED = ("slo.", "overloaded at", "not estimated", "bears ")

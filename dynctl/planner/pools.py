@@ -249,8 +249,8 @@ def _explicit_pool(
         and pool.parallelism.ep == 1 < pool.parallelism.dp
     ):
         draft.reasons.append(
-            f"{pool.role.value}: without ep vLLM slices experts over all ranks; priced is each rank with its own, which "
-            "takes more memory and no exchange"
+            f"without ep vLLM slices experts over all ranks of a {pool.role.value} engine; priced is each rank with its own, "
+            "which takes more memory and no exchange"
         )
     kinds = _fitting_kinds(draft, where, pool, ground, allowed)
     groups = _take_pool(draft, pool, kinds, allocation, allowed)

@@ -178,10 +178,10 @@ def _join(product: Product, load: Load, c: Constants, tokens: float) -> float:
 
 
 def _experts_s(load: Load, c: Constants, tokens: float) -> float:
-    """Read the experts that are hit, or multiply by them; with expert parallelism every rank's tokens meet."""
+    """Read the experts that are hit, or multiply by them; where data-parallel ranks share them, all their tokens meet."""
     product = load.experts
     assert product is not None
-    everyone = tokens * load.parallelism.dp
+    everyone = tokens * load.expert_ranks / load.parallelism.tp
     chance = load.num_active / load.num_experts
     hit = max(chance, 1.0 - math.pow(1.0 - chance, everyone * c.spread))
     is_four = product.num_bytes < 0.75 * product.num_params

@@ -94,6 +94,12 @@ def test_ranks_with_experts_of_their_own_are_said_to_be_priced_so(build):
     reasons = planned(build, host, "qwen3-235b-fp8", (AGG, 1, (4, 1, 2))).reasons
 
     assert any("without ep vLLM slices experts over all ranks" in each for each in reasons)
+    one, two = (
+        planned(build, host, "qwen3-235b-fp8", (AGG, count, sizes)).estimate
+        for count, sizes in ((2, (4,)), (1, (4, 1, 2)))
+    )
+    assert (two.ttft_ms, two.itl_ms) == (one.ttft_ms, one.itl_ms)
+    assert two.out_tokens_s.expected == pytest.approx(one.out_tokens_s.expected, rel=0.02)
     shared = planned(build, host, "qwen3-235b-fp8", (AGG, 1, (4, 1, 2, 8))).reasons
     assert not any("without ep" in each for each in shared)
 
@@ -116,6 +122,16 @@ def test_an_edited_plan_is_held_to_what_starts(build):
     with pytest.raises(PlanFaultsError) as caught:
         check_plan(from_yaml(text.replace("ep: 8", "ep: 4")), *ground)
     assert "experts go over all 8 ranks of tp 2 × dp 4" in str(caught.value)
+
+
+def test_a_plan_edited_to_share_experts_no_longer_says_how_others_are_priced(build):
+    wish = build.wish("qwen3-235b-fp8", pools=pools((AGG, 1, (4, 1, 2))), workload=WORK)
+    ground = build.cluster([build.host("h", 8, "b200")], wish)
+    text = to_yaml(make_plan(*ground))
+    assert "without ep" in text
+
+    edited = check_plan(from_yaml(text.replace("ep: 1", "ep: 8")), *ground)
+    assert not any("without ep" in each for each in edited.deployments[0].reasons)
 
 
 def cpu(build, model, sizes, memory_gib=64):
