@@ -37,17 +37,17 @@ def sums(body: bytes) -> Mapping[str, float]:
     """Read a router's answer to `/hits`: its numbers; a newer router may tell other things beside them.
 
     Raises:
-        ProbeError: when it is no object.
+        ProbeError: when it is no object, or holds numbers of no size.
     """
     try:
         found = msgspec.json.decode(body, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+        return {
+            name: float(value)
+            for name, value in found.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+    except (msgspec.DecodeError, OverflowError, RecursionError) as error:
         raise ProbeError(f"the router's hits are not understood: {error}") from error
-    return {
-        name: float(value)
-        for name, value in found.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
 
 
 def hit_figures(by_router: Iterable[Mapping[str, float]]) -> HitFigures | None:

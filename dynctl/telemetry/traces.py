@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import msgspec
 
@@ -16,6 +17,10 @@ from dynctl.errors import ProbeError
 NUM_KEPT = 500
 """Requests remembered while watching."""
 MAX_TEXT_CHARS = 120
+Ms = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+UnixS = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
+"""What can be drawn; what a host tells beyond that is refused."""
 _RANK = re.compile(r"_dp\d+$")
 RUNS = ""
 LOST = "unknown"
@@ -29,20 +34,20 @@ class Told:
     request_id: str
     leg: str
     engine: str
-    unix_s: float
+    unix_s: UnixS
     shown_id: str = ""
     route_key: str = ""
-    prompt_tokens: int = 0
-    overlap_tokens: int | None = None
-    cached_tokens: int | None = None
-    output_tokens: int = 0
-    waited_ms: float | None = None
-    ttft_ms: float | None = None
+    prompt_tokens: Count = 0
+    overlap_tokens: Count | None = None
+    cached_tokens: Count | None = None
+    output_tokens: Count = 0
+    waited_ms: Ms | None = None
+    ttft_ms: Ms | None = None
     outcome: str = ""
     path: str = ""
     link: str = ""
-    move_tokens: int = 0
-    move_bytes: int = 0
+    move_tokens: Count = 0
+    move_bytes: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,7 @@ def told(body: bytes) -> list[Told]:
     """Read a router's answer to `/decisions`.
 
     Raises:
-        ProbeError: when it is no list of decisions.
+        ProbeError: when it is no list of decisions, or their numbers are none of a request.
     """
     try:
         return msgspec.json.decode(body, type=list[Told])

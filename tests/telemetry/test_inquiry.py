@@ -89,6 +89,16 @@ def test_what_fails_is_told_with_its_cause_and_the_rest_is_there():
     assert "not understood" in asked(Asks(hits=True), source).failures["r0"]
 
 
+@pytest.mark.parametrize(
+    "body", [b'{"requests": 1' + b"0" * 400 + b"}", b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}"]
+)  # fmt: skip
+def test_hits_that_cannot_be_read_are_a_failure_like_any_other(body):
+    found = asked(Asks(hits=True), Source(hits=body))
+
+    assert found.hits == {}
+    assert "not understood" in found.failures["r0"]
+
+
 def test_a_router_that_hangs_is_given_up(monkeypatch):
     monkeypatch.setattr(inquiry, "ANSWER_TIMEOUT_S", 0.01)
 

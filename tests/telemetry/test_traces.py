@@ -125,6 +125,17 @@ def test_what_is_no_list_of_decisions_is_refused(body):
         told(body)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"unix_s": 1e300}, {"unix_s": -1.0}, {"ttft_ms": 1e308}, {"waited_ms": -5.0}, {"cached_tokens": 10**40}],
+)  # fmt: skip
+def test_numbers_that_no_request_has_are_refused_before_they_are_drawn(wrong):
+    one = {"request_id": "r", "leg": "whole", "engine": "e", "unix_s": 1.5} | wrong
+
+    with pytest.raises(ProbeError, match=next(iter(wrong))):
+        told(json.dumps([one]).encode())
+
+
 def test_requests_are_remembered_over_looks_newest_first():
     book = TraceBook()
     book.add([whole("a", unix_s=1.0, outcome="done"), whole("b", unix_s=2.0)])

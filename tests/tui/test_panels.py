@@ -258,6 +258,16 @@ def test_gpus_are_a_heat_map_per_host(make_view):
     assert drawn[-1].startswith(" busiest gpu-01:7  70%  66 °C")
 
 
+@pytest.mark.parametrize(("share", "block"), [(-1e308, "▁"), (1e308, "█")])
+def test_a_share_that_no_gpu_has_is_drawn_as_the_nearest(make_view, share, block):
+    view = make_view()
+    first = view.overview.hosts[0]
+    wild = replace(first, gpus=(replace(first.gpus[0], util_ratio=share),))
+    drawn = texts(gpus, replace(view, overview=replace(view.overview, hosts=(wild,))), width=70)
+
+    assert drawn[1].split() == ["gpu-01", block]
+
+
 def test_gpus_of_a_lost_host_are_crossed_out(make_view):
     drawn = texts(gpus, make_view(stale_s=9.0), width=70, height=6)
 

@@ -65,7 +65,7 @@ def _host(host: HostFigures, shares: Shares, name_width: int, most: int) -> Line
 
 
 def _block(ratio: float) -> str:
-    return EIGHTHS[max(1, min(8, round(ratio * 8)))]
+    return EIGHTHS[max(1, round(max(0.0, min(1.0, ratio)) * 8))]
 
 
 def _hottest(host_name: str, gpu: GpuSample) -> Line:
