@@ -29,8 +29,6 @@ _SLICE = 100
 """Messages taken before other work on the loop gets its turn."""
 _MAX_SEQ = 2**56
 """No engine counts so far: eight letters where a number should be, from messages put together."""
-MAX_RANKS = 64
-"""Data-parallel ranks one engine may have; batches of others are left out (K16)."""
 _BEHIND_S = 2.0
 """After so long with more messages waiting than can be taken, what is known says nothing any more (K19)."""
 _MISSING_TRUST = 0.5
@@ -136,8 +134,6 @@ class KvEventReader:
         self._other_topic = b""
         self.num_errors = 0
         self.num_unknown_events = 0
-        self.num_unknown_ranks = 0
-        """Batches of ranks no engine has."""
 
     @property
     def counts(self) -> SequenceCounts:
@@ -155,7 +151,7 @@ class KvEventReader:
         return SourceHealth(
             self._trust,
             self._was_connected,
-            self.num_errors + self.num_unknown_events + self.num_unknown_ranks,
+            self.num_errors + self.num_unknown_events,
             other_topic=clean(self._other_topic.decode("utf-8", "replace"))[:64],
         )
 
@@ -362,9 +358,6 @@ class KvEventReader:
             self._count_error(error.message)
             return
         self.num_unknown_events += batch.num_unknown
-        if not 0 <= batch.dp_rank < MAX_RANKS:
-            self.num_unknown_ranks += 1
-            return
         self._sink.on_batch(seq, batch)
 
     def _ask(self, start: int) -> None:

@@ -442,26 +442,6 @@ def test_k6_at_most_four_replays_run_at_once_and_waiting_does_not_use_up_their_t
     asyncio.run(main())
 
 
-def test_k16_batches_of_ranks_no_engine_has_are_left_out_and_counted(tmp_path, zmq_context):
-    async def main():
-        sink = Sink()
-        publisher = EventPublisher(*endpoints(tmp_path), "", context=zmq_context)
-        publisher.start()
-        for rank in (0, -1, 64, 10**6, 63):
-            publisher.publish(EventBatch(0.0, (BlockRemoved((7,), "GPU"),), rank))
-        reader = KvEventReader(*endpoints(tmp_path), "", sink, context=zmq_context)
-        reader.start()
-        await sink.until(lambda: len(sink.got) == 2)
-        reader.close()
-        publisher.close()
-
-        assert [seq for seq, _ in sink.got] == [0, 4]
-        assert reader.num_unknown_ranks == reader.health.num_unreadable == 3
-        assert sink.failure is None
-
-    asyncio.run(main())
-
-
 def test_k19_a_reader_that_cannot_keep_up_says_that_it_knows_nothing(
     tmp_path, zmq_context, monkeypatch
 ):

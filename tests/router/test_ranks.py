@@ -150,10 +150,10 @@ def test_k16_batches_of_a_rank_not_expected_are_ignored_and_reported(run, free_p
 def test_k16_ranks_of_a_server_beside_others_are_counted_from_its_first(run, free_ports):
     async def main():
         async with Scene(free_ports(4)) as scene:
-            scene.ranks[1].publish(stored(prompt_of(1, 2), 9))
+            scene.ranks[1].publish(stored(prompt_of(1, 2), 73))
             await until(lambda: scene.held() == [0, 2])
             scene.ranks[0].publish(stored(prompt_of(2, 3), 0))
-            scene.ranks[0].publish(stored(prompt_of(3, 3), 8))
+            scene.ranks[0].publish(stored(prompt_of(3, 3), 72))
             await until(lambda: scene.held() == [3, 2])
             assert scene.num_of_others() == [1, 0]
 
