@@ -18,7 +18,7 @@ import typer
 from dynctl.cli.bench_options import Asked
 from dynctl.cli.bench_results import show_report
 from dynctl.cli.options import Output
-from dynctl.cli.output import confirm, emit_json, say
+from dynctl.cli.output import INSIST_S, confirm, emit_json, say
 from dynctl.core.inventory import Inventory
 from dynctl.errors import DynctlError, ExitCode, UsageError
 
@@ -89,19 +89,30 @@ async def get_ready(router: Router, asked: Asked, source: "Source") -> AsyncIter
 
 @contextmanager
 def interrupts() -> Iterator[asyncio.Event]:
-    """An event that SIGINT and SIGTERM set; a second one ends the process the usual way."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    """An event that SIGINT and SIGTERM set; a second one cancels what is done here, one `INSIST_S` later ends the process.
 
-    def interrupt() -> None:
-        for number in numbers:
+    Cancelled, and not ended, so that routers get their policy back.
+    """
+    stop = asyncio.Event()
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    since_s: float | None = None
+
+    def interrupt(number: int) -> None:
+        nonlocal since_s
+        if not stop.is_set():
+            say("interrupted: writing what was measured so far")
+            stop.set()
+        elif since_s is None:
+            since_s = loop.time()
+            assert task is not None
+            task.cancel()
+        elif loop.time() - since_s > INSIST_S:
             loop.remove_signal_handler(number)
-        say("interrupted: writing what was measured so far")
-        stop.set()
+            signal.raise_signal(number)
 
     for number in numbers:
-        loop.add_signal_handler(number, interrupt)
+        loop.add_signal_handler(number, interrupt, number)
     try:
         yield stop
     finally:

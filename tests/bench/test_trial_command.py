@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from contextlib import AsyncExitStack
 
@@ -184,6 +186,38 @@ def test_an_interrupt_gives_the_policy_back_and_exits_130(routed, trace, capsys,
     assert code == ExitCode.INTERRUPTED
     assert routed[2].desk.policy_name == "prefix"
     assert "no round came to its end" in capsys.readouterr().err
+
+
+TWICE_INTERRUPTED = """
+import asyncio, signal
+from dynctl.cli.bench_driving import interrupts
+from dynctl.cli.output import wait_for
+
+async def main():
+    with interrupts() as stop:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            await stop.wait()
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.Event().wait()
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(0)
+            print("the policy is given back")
+
+try:
+    wait_for(main())
+except KeyboardInterrupt:
+    print("ended as by Ctrl-C")
+"""
+
+
+def test_who_insists_on_ending_still_has_the_policy_given_back():
+    command = [sys.executable, "-c", TWICE_INTERRUPTED]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert ended.stdout.splitlines() == ["the policy is given back", "ended as by Ctrl-C"]
+    assert ended.returncode == 0
 
 
 def test_two_addresses_are_two_arms(served, trace, capsys):
