@@ -19,6 +19,7 @@ from dynctl.core.hardware import Topology
 from dynctl.core.inventory import Inventory
 from dynctl.core.plan import Plan, PlannedDeployment
 from dynctl.errors import DynctlError, PlanError, UsageError
+from dynctl.files import reason
 
 if TYPE_CHECKING:
     from dynctl.cli.planning import Outcome, Traced
@@ -254,20 +255,25 @@ def _check_out(out: Path | None) -> None:
     """
     if out is None:
         return
-    place = Path(os.path.realpath(out))
-    if place.is_dir():
+    parent = Path(os.path.realpath(out)).parent
+    try:
+        is_directory, is_other = out.is_dir(), out.exists() and not out.is_file()
+        has_parent = parent.is_dir()
+    except OSError as error:
+        raise UsageError(f"--out {out}: {reason(error)}", "name a file elsewhere") from error
+    if is_directory:
         raise UsageError(f"--out {out} is a directory", f"name a file: --out {out / 'plan.yaml'}")
-    if place.exists() and not place.is_file():
-        # Replaced by a file, a device would be gone for everybody.
+    if is_other:
+        # Replaced by a file, a device would be gone for everybody; a pipe would be read for ever.
         raise UsageError(f"--out {out} is no file", "-o yaml prints the plan")
-    if not place.parent.is_dir():
+    if not has_parent:
         raise UsageError(
-            f"--out {out}: there is no directory {place.parent}",
-            f"make it (mkdir -p {shlex.quote(str(place.parent))}), or name a file elsewhere",
+            f"--out {out}: there is no directory {parent}",
+            f"make it (mkdir -p {shlex.quote(str(parent))}), or name a file elsewhere",
         )
-    if not os.access(place.parent, os.W_OK | os.X_OK):
+    if not os.access(parent, os.W_OK | os.X_OK):
         raise UsageError(
-            f"--out {out}: cannot write in {place.parent}: {os.strerror(errno.EACCES)}",
+            f"--out {out}: cannot write in {parent}: {os.strerror(errno.EACCES)}",
             "name a file elsewhere",
         )
 
@@ -362,8 +368,8 @@ def _draw(plan: Plan, planned: PlannedDeployment) -> None:
 
     emit(f"{planned.name}  {clean(planned.model, 60)}  engine {planned.engine_kind}")
     emit(f"verdict  {clean(planned.verdict, 200)}")
-    for reason in planned.reasons:
-        emit(f"  - {clean(reason, 300)}")
+    for why in planned.reasons:
+        emit(f"  - {clean(why, 300)}")
     emit("")
     table(["ENGINE", "ROLE", "HOST", "PARALLEL", "GPUS", "PORT"], replica_rows(planned))
     relays = ", ".join(f"{host.name}:{host.relay_port}" for host in plan.hosts)

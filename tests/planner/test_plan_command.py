@@ -1,6 +1,7 @@
 """`dynctl discover` and `dynctl plan` as an operator types them, on this machine."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -91,17 +92,24 @@ def test_an_edited_plan_is_kept_when_a_new_one_is_made(tmp_path, capsys):
         ("new/dir/plan.yaml", "there is no directory {}/new/dir"),
         ("here", "--out here is a directory"),
         ("/dev/null", "--out /dev/null is no file"),
+        ("pipe", "--out pipe is no file"),
+        ("/dev/fd/{pipe}", "is no file"),
+        ("a" * 300, "File name too long"),
         ("inventory.yaml/plan.yaml", "there is no directory {}/inventory.yaml"),
     ],
 )
 def test_where_no_plan_can_be_written_is_said_before_hosts_are_asked(tmp_path, capsys, out, why):
     inventory(tmp_path, kind="vllm", model="/nowhere/m", more="      python: /usr/bin/python3")
     (tmp_path / "here").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    ends = os.pipe()
 
-    assert run(["plan", "--out", out]) == 2
+    assert run(["plan", "--out", out.format(pipe=ends[1])]) == 2
 
     assert why.format(tmp_path) in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+    for end in ends:
+        os.close(end)
 
 
 @pytest.mark.parametrize("output", ["json", "yaml"])
