@@ -1,6 +1,7 @@
 """`dynctl bench replay --ab`: two arms play one trace in turn, by the routers' policy or by address. IO: HTTP, ssh, sockets."""
 
 import asyncio
+import shlex
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -27,6 +28,11 @@ _GET = ("/policy",)
 class Routers(Protocol):
     """Where the policy is changed."""
 
+    @property
+    def flags(self) -> Sequence[str]:
+        """What `dynctl policy` is given to mean these."""
+        ...
+
     async def ask(self, changes: Sequence[str] = ()) -> Answers:
         """Post changes to each, and ask each for its policy."""
         ...
@@ -37,6 +43,11 @@ class OneRouter:
     """A router that `dynctl route` runs here."""
 
     socket: Path
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Its admin socket."""
+        return ("--admin-socket", str(self.socket))
 
     async def ask(self, changes: Sequence[str] = ()) -> Answers:
         """Ask its admin socket."""
@@ -49,6 +60,7 @@ class ClusterRouters:
 
     cluster: "Inventory"
     deployment: str | None
+    flags: tuple[str, ...]
 
     async def ask(self, changes: Sequence[str] = ()) -> Answers:
         """Ask the agents; all have to answer, else arms would be mixed.
@@ -81,7 +93,7 @@ async def policy_kept(routers: Routers) -> AsyncIterator[None]:
             await use_policy(routers, before[0])
         except DynctlError as error:
             say(f"the policy was {before[0]} before and could not be given back: {error.message}")
-            say(f"  dynctl policy {before[0]}")
+            say(f"  {shlex.join(['dynctl', 'policy', before[0], *routers.flags])}")
 
 
 async def use_policy(routers: Routers, name: str) -> None:
@@ -164,7 +176,9 @@ async def find_arms(
     if admin_socket is not None:
         return Arms(names, (router,), OneRouter(admin_socket))
     cluster = load(inventory, local=local)
-    return Arms(names, (router,), ClusterRouters(cluster, deployment))
+    of = () if deployment is None else ("--deployment", deployment)
+    flags = (*(("--local",) if local else ("-i", str(inventory))), *of)
+    return Arms(names, (router,), ClusterRouters(cluster, deployment, flags))
 
 
 async def play(arms: Arms, asked: Asked, wish: "Wish", rounds: int, out: Path | None) -> "Trial":

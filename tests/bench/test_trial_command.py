@@ -267,6 +267,8 @@ def test_arms_that_make_no_sense_are_refused(trace, capsys, args, said):
 class Told:
     """Routers that differ, or forget how to answer once they were changed."""
 
+    flags = ("-i", "my cluster.yaml")
+
     def __init__(self, *policies, fails=False):
         self.policies, self.fails = policies, fails
 
@@ -291,4 +293,8 @@ def test_a_policy_that_cannot_be_given_back_is_said_with_the_command_that_does(c
             pass
 
     asyncio.run(main())
-    assert "could not be given back: h1: gone\n  dynctl policy kv\n" in capsys.readouterr().err
+    assert (
+        "could not be given back: h1: gone\n  dynctl policy kv -i 'my cluster.yaml'\n"
+        in capsys.readouterr().err
+    )
+    assert bench_trial.OneRouter("/a b").flags == ("--admin-socket", "/a b")
