@@ -93,14 +93,15 @@ class ServerConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take bytes from the client."""
         phase = self._phase
-        if phase == _HEAD:
+        if phase == _HEAD and not self._is_paused:
             if self._pending:
                 self._continue_head(data)
             else:
                 self._take(data)
         elif phase == _BODY:
             self._continue_body(data)
-        elif phase == _BUSY:
+        elif phase in (_BUSY, _HEAD):
+            # Under an answer, or while the last one is not taken yet.
             self._pending += data
             if len(self._pending) > self.server.limits.max_head_bytes:
                 self._is_reading_paused = True

@@ -355,6 +355,56 @@ def test_a_pipelining_client_that_reads_nothing_is_not_served_without_bound(run,
     run(main)
 
 
+def test_a_client_that_asks_again_before_it_reads_waits_and_is_cut_in_time(run, server_at):
+    async def main():
+        def big(exchange: Exchange) -> None:
+            exchange.respond(200, b"x" * 8_000_000)
+
+        limits = ServerLimits(write_timeout_s=0.3)
+        async with server_at(big, limits=limits) as server:
+            loop = asyncio.get_running_loop()
+            with socket.socket() as sock:
+                sock.setblocking(False)
+                await loop.sock_connect(sock, ("127.0.0.1", server.port))
+                for number in range(3):
+                    await loop.sock_sendall(sock, request())
+                    if not number:
+                        while not server.num_requests:
+                            await asyncio.sleep(0.005)
+                async with asyncio.timeout(60):
+                    while server.num_connections:
+                        await asyncio.sleep(0.005)
+            assert server.num_requests == 1
+            assert server.num_rejected == {"slow_reader": 1}
+
+    run(main)
+
+
+def test_a_client_that_asks_again_before_it_reads_gets_both_answers(run, server_at):
+    async def main():
+        def big(exchange: Exchange) -> None:
+            exchange.respond(200, exchange.request.body * 16_000_000)
+
+        async with server_at(big) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            whole = request(body=b"b")
+            writer.write(request(body=b"a"))
+            while not server.num_requests:
+                await asyncio.sleep(0.005)
+            # While nothing is read, so that it comes in pieces.
+            for piece in (whole[:20], whole[20:]):
+                writer.write(piece)
+                await asyncio.sleep(0.02)
+            assert server.num_requests == 1
+            for letter in (b"a", b"b"):
+                await reader.readuntil(b"\r\n\r\n")
+                assert await reader.readexactly(16_000_000) == letter * 16_000_000
+            writer.close()
+            await writer.wait_closed()
+
+    run(main)
+
+
 def test_a_connection_beyond_the_limit_is_answered_503(run, server_at, talk):
     async def main():
         async with server_at(limits=ServerLimits(max_connections=1, linger_s=0.2)) as server:
