@@ -171,6 +171,8 @@ class Exchange:
             return
         if not self.is_started or self.is_finished:
             raise RuntimeError("finish outside a streamed answer")
+        # Nobody who was paused now would ever be told to go on.
+        self.on_pause = None
         if last and self._is_chunked and self.request.method != "HEAD":
             # One write for the last piece and the end.
             self._connection.send(b"%b%x\r\n%b\r\n0\r\n\r\n" % (self._held, len(last), last))

@@ -405,6 +405,29 @@ def test_a_client_that_asks_again_before_it_reads_gets_both_answers(run, server_
     run(main)
 
 
+def test_the_last_piece_of_an_answer_pauses_nobody(run, server_at):
+    async def main():
+        events: list[str] = []
+
+        def at_once(exchange: Exchange) -> None:
+            exchange.on_pause = lambda: events.append("pause")
+            exchange.start(200, [])
+            exchange.write(b"z")
+            exchange.finish(b"z" * 8_000_000)
+
+        async with server_at(at_once) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(request())
+            received = b""
+            while not received.endswith(b"\r\n0\r\n\r\n"):
+                received += await reader.read(1_000_000)
+            assert not events
+            writer.close()
+            await writer.wait_closed()
+
+    run(main)
+
+
 def test_a_connection_beyond_the_limit_is_answered_503(run, server_at, talk):
     async def main():
         async with server_at(limits=ServerLimits(max_connections=1, linger_s=0.2)) as server:
