@@ -200,6 +200,12 @@ def _ranks(e: Evidence) -> tuple[str, str, str] | None:
             f"it has {e.num_ranks} data-parallel ranks, and events of {e.num_ranks_read} are read",
             hint,
         )
+    if 0 < e.num_ranks < e.num_ranks_read:
+        return (
+            "ranks",
+            f"it has {e.num_ranks} data-parallel ranks, not {e.num_ranks_read}: the others get no requests",
+            f"give route ranks={e.num_ranks}",
+        )
     if e.num_other_ranks:
         return (
             "ranks",

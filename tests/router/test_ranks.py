@@ -289,6 +289,9 @@ def test_ranks_nobody_reads_and_batches_of_others_are_named():
     )
     assert cause == "ranks"
     assert text.startswith("4 event batches")
+    cause, text, hint = events_fault(Evidence("e", num_ranks=1, num_ranks_read=2))
+    assert (cause, hint) == ("ranks", "give route ranks=1")
+    assert text.startswith("it has 1 data-parallel ranks, not 2")
     # A relay does not say whose it reads.
     assert events_fault(Evidence("e", num_ranks=0, num_stored_blocks=5)) is None
 
@@ -313,6 +316,33 @@ def test_ranks_added_to_a_running_engine_are_noticed(run, short_dir):
                 await generate(bench, [number + 5] * 64, 4)
             found = lambda: [(one.engine, one.cause) for one in bench.desk.probes.findings()]  # noqa: E731
             await until(lambda: found() == [("e0", "ranks")])
+
+    run(main)
+
+
+def test_ranks_an_engine_does_not_have_get_no_requests_and_are_named(run, short_dir):
+    """It would refuse those, with a 400 that clients would take for their own."""
+
+    async def main():
+        sim = Sim("e0", short_dir, ranks=2)
+        async with routed_sims(sim) as bench:
+            workers, both = bench.desk.workers, sim.names
+
+            async def start_anew(names):
+                serving = lambda: tuple(w.id for w in workers.all() if w.is_serving())  # noqa: E731
+                await sim.stop()
+                await until(lambda: not serving())
+                sim.names = names
+                await sim.start(bench.text)
+                await until(lambda: serving() == names)
+                for number in range(8):
+                    assert len(await generate(bench, [number + 5] * 64, 4)) == 4
+
+            found = lambda: [(one.engine, one.cause) for one in bench.desk.probes.findings()]  # noqa: E731
+            await start_anew(both[:1])
+            await until(lambda: found() == [("e0_dp0", "ranks")])
+            await start_anew(both)
+            await until(lambda: found() == [])
 
     run(main)
 

@@ -82,6 +82,7 @@ class DirectSource:
         """None: not there, or not seen yet."""
         self._is_caching: bool | None = None
         self._num_ranks = 0
+        """It says it has; 0: it does not say."""
         self._events: EngineEvents | None = None
         self._watch = CacheWatch()
         self._num_looks = 0
@@ -156,11 +157,14 @@ class DirectSource:
                 return
             text = answer.body.decode("utf-8", "replace")
             figures = read_figures(text)
-            # Ranks may be added to a running engine.
-            self._fleet.notes_of(self._names[0]).num_ranks = read_layout(text).num_ranks
+            num_ranks = read_layout(text).num_ranks
         except (UpstreamError, ProbeError) as error:
             log.debug("the figures of %s: %s", clean(info.id), clean(str(error)))
             return
+        if num_ranks != self._num_ranks:
+            # They may be added to a running engine, and taken away.
+            self._fleet.notes_of(self._names[0]).num_ranks = self._num_ranks = num_ranks
+            self._announce(info)
         # At every look as long as it lasts: events of before may still have been under way.
         now_s = asyncio.get_running_loop().time()
         if self._watch.is_empty(figures, now_s) and events.empty():
@@ -206,8 +210,11 @@ class DirectSource:
         )
 
     def _announce(self, info: EngineInfo) -> None:
+        """Those of its ranks that it does not have would refuse what they are asked, as if that were wrong."""
         for worker, route in zip(workers_of(info), self._routes, strict=True):
             self._fleet.saw(self._target.id, worker, route)
+        for name in self._names[self._num_ranks :] if self._num_ranks else ():
+            self._fleet.unreachable(name)
 
     def _unreachable(self) -> None:
         for name in self._names:
