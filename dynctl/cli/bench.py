@@ -30,6 +30,7 @@ from dynctl.cli.bench_options import (
 from dynctl.cli.bench_results import compare, show
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, Output, OutputOption, Yes
 from dynctl.cli.output import say, wait_for
+from dynctl.core.text import clean
 
 if TYPE_CHECKING:
     from dynctl.bench.record import Record
@@ -93,7 +94,7 @@ def run(  # noqa: PLR0917 - one parameter per option
         router = Router(url) if url else await find_router(inventory, deployment, local=local)
         async with get_ready(router, asked, wish.workload) as ready:
             say(
-                f"bench {router.url} {ready.target.model}: {wish.workload.text}, {wish.load}, {wish.duration_s:g} s"
+                f"bench {router.url} {clean(ready.target.model)}: {wish.workload.text}, {wish.load}, {wish.duration_s:g} s"
             )
             with interrupts() as stop:
                 return await ready.play(wish, stop)

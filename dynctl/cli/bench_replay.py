@@ -33,6 +33,7 @@ from dynctl.cli.options import (
     Yes,
 )
 from dynctl.cli.output import say, wait_for
+from dynctl.core.text import clean
 from dynctl.errors import UsageError
 from dynctl.files import reason
 
@@ -128,7 +129,7 @@ def command(  # noqa: PLR0917 - one parameter per option
         router = Router(urls[0]) if urls else await find_router(*where, local=local)
         async with get_ready(router, asked, played) as ready:
             say(
-                f"replay {trace} on {router.url} {ready.target.model}: "
+                f"replay {trace} on {router.url} {clean(ready.target.model)}: "
                 f"{len(played.trace.calls)} requests in {wish.duration_s:.0f} s"
             )
             with interrupts() as stop:

@@ -8,12 +8,14 @@ import typer
 
 from dynctl.cli.options import Output, OutputOption
 from dynctl.cli.output import emit, emit_json, table
+from dynctl.core.text import clean
 
 if TYPE_CHECKING:
     from dynctl.bench.compare import Change, Comparison, Run
     from dynctl.bench.report import Report
     from dynctl.bench.trial import Trial
 
+MAX_LINE_CHARS = 1000
 Directory = Annotated[Path, typer.Argument(help="Directory that bench --out wrote.")]
 
 
@@ -89,11 +91,13 @@ def _read(directory: Path) -> "Run":
 def _show_comparison(found: "Comparison") -> None:
     from dynctl.bench.compare_text import advice, difference_lines, footnotes
 
-    emit(f"A {found.before}, B {found.after}: {found.workload}\n")
+    _emit_line(f"A {found.before}, B {found.after}: {found.workload}")
+    emit("")
     show_changes(found.changes)
     for line in (*difference_lines(found), *footnotes(found)):
-        emit(line)
-    emit(f"\nadvice: {advice(found)}")
+        _emit_line(line)
+    emit("")
+    _emit_line(f"advice: {advice(found)}")
 
 
 def show_changes(changes: "Sequence[Change]") -> None:
@@ -110,7 +114,12 @@ def _define(definitions: dict[str, str], output: Output) -> None:
         return
     width = max(map(len, definitions))
     for name, meaning in definitions.items():
-        emit(f"{name:<{width}}  {meaning}")
+        emit(f"{clean(name):<{width}}  {clean(meaning, MAX_LINE_CHARS)}")
+
+
+def _emit_line(text: str) -> None:
+    """Write what a server, or whoever stored the file, may have named."""
+    emit(clean(text, MAX_LINE_CHARS))
 
 
 def show_report(report: "Report") -> None:
@@ -125,22 +134,23 @@ def show_report(report: "Report") -> None:
     )
 
     setting = report.setting
-    emit(
-        f"{setting.model} at {setting.url}: {setting.workload}, {setting.load}, {report.measured_s:.1f} s, seed {setting.seed}\n"
-    )
+    what = f"{setting.workload}, {setting.load}, {report.measured_s:.1f} s, seed {setting.seed}"
+    _emit_line(f"{setting.model} at {setting.url}: {what}")
+    emit("")
     table(METRIC_COLUMNS, metric_rows(report), right=METRIC_COLUMNS[1:])
     emit("")
     for name, value in fact_rows(report):
-        emit(f"{name:<15} {value}")
+        emit(f"{name:<15} {clean(value, MAX_LINE_CHARS)}")
     for line in (*check_lines(report), *footnotes(report)):
-        emit(line)
-    emit(f"\nadvice: {advice(report)}")
+        _emit_line(line)
+    emit("")
+    _emit_line(f"advice: {advice(report)}")
 
 
 def show_verdict(trial: "Trial") -> None:
     """Write what two arms came to, with verdict and advice at the end."""
     before, after = trial.arms
-    emit(f"A {before}, B {after}: in turn {', '.join(trial.order)}")
+    _emit_line(f"A {before}, B {after}: in turn {', '.join(trial.order)}")
     if trial.recorded is not None:
         emit(
             f"{trial.recorded.num_requests} requests each, of which {trial.recorded.ideal_ratio:.1%} could be hits "
@@ -152,6 +162,6 @@ def show_verdict(trial: "Trial") -> None:
         emit("PARTIAL: interrupted; only rounds that both arms ended count")
     word = "left out" if trial.num_rounds else "INVALID"
     for turn, why in trial.client_limited.items():
-        emit(f"{word}: {turn}: the load generator was the limit: {why}")
+        _emit_line(f"{word}: {turn}: the load generator was the limit: {why}")
     emit(f"verdict: {trial.outcome}")
-    emit(f"advice: {trial.advice}")
+    _emit_line(f"advice: {trial.advice}")

@@ -215,6 +215,21 @@ def test_replay_writes_what_compare_reads(served, stored, tmp_path, capsys):
     assert "trace:trace.jsonl, recorded times" in capsys.readouterr().out
 
 
+def test_a_servers_name_of_a_model_does_not_reach_the_terminal_as_a_command(
+    served, stored, tmp_path, capsys
+):
+    server = served(ttft_s=0.0, models=("fa\x1b[2Jke",))
+    out = str(tmp_path / "out")
+
+    assert run(["bench", "replay", stored(*SHARING), "--url", server.url, "--out", out]) == 0
+    assert run(["bench", "show", out]) == 0
+    assert run(["bench", "compare", out, out]) == 0
+    said = capsys.readouterr()
+    assert "fake at" in said.out
+    assert "\x1b" not in said.out + said.err
+    assert server.bodies[0]["model"] == "fa\x1b[2Jke"
+
+
 def test_runs_of_other_traces_are_not_compared(served, stored, tmp_path, capsys):
     server = served(ttft_s=0.0)
     for name, lines in (("a", SHARING), ("b", SHARING[:-1])):
