@@ -1,9 +1,10 @@
 """Has every relay told of its engines, and has every engine's cache been heard of? Before that a router is not ready: it would
 place without knowing.
 
-A relay that does not answer is waited for no longer than a while. The router asks each engine a question of its own soon after it began to serve (`prober`), so a first block comes from any
-engine whose events can be read, within a second or two. One that stays silent is waited for no longer than a while, then
-believed to hold what it was sent, and named (`Probes.degraded`). Once all were heard of, or given up, the router stays ready.
+A relay that does not answer is waited for no longer than a while. The router asks each engine a question of its own soon after
+it began to serve (`prober`), so a first block comes from any engine whose events can be read, within a second or two. One that
+stays silent is waited for no longer than a while, then believed to hold what it was sent, and named (`Probes.degraded`). Once
+all were heard of, or given up, the router stays ready.
 Not here: reading events (`sources`), finding out why they are missing (`findings`). Pure: times are passed in.
 """
 
