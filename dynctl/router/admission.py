@@ -26,6 +26,9 @@ class WaitingLine(Generic[T]):
     def __len__(self) -> int:
         return len(self._places)
 
+    def __contains__(self, item: T) -> bool:
+        return item in self._places
+
     def models(self) -> list[str | None]:
         """The models somebody waits for."""
         return list(self._turns)
@@ -126,6 +129,11 @@ def at_capacity(limit: int) -> Failure:
         1,
         "at_capacity",
     )
+
+
+def draining() -> Failure:
+    """This router takes no more requests."""
+    return Failure(503, "the router is shutting down", "draining", None, 1, "draining")
 
 
 class RetryBudget:

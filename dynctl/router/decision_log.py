@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from dynctl.core.text import clean
 from dynctl.files import reason
+from dynctl.router.config import RouterConfig
 from dynctl.router.decision_files import DecisionFiles
 from dynctl.router.decisions import Decision
 from dynctl.router.findings import Finding
@@ -256,6 +257,19 @@ class DecisionLog:
             log.warning("the last %d decisions may not be in the log", len(self._waiting))
             self._waiting.clear()
         self._thread.end()
+
+
+def open_log(config: RouterConfig) -> DecisionLog | None:
+    """The log a router is to keep; None where it is to keep none."""
+    settings = config.settings
+    if not config.decision_log or not settings.decision_log_every:
+        return None
+    return DecisionLog(
+        config.decision_log,
+        settings.decision_log_every,
+        settings.decision_log_max_bytes,
+        settings.decision_log_short_every,
+    )
 
 
 class _Thread:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from dynctl import registry
@@ -23,7 +23,7 @@ from dynctl.router.api.answers import Failure
 from dynctl.router.api.keys import Keys
 from dynctl.router.choosing import Policy
 from dynctl.router.config import RouterConfig
-from dynctl.router.decision_log import DecisionLog
+from dynctl.router.decision_log import open_log
 from dynctl.router.decisions import DecisionRing
 from dynctl.router.findings import Finding
 from dynctl.router.first_events import FirstEvents
@@ -107,7 +107,7 @@ class Desk:
             Sessions(settings.session_ttl_s, are_processes_many=config.workers > 1),
             LinkClasses(config.places),
         )
-        self.decision_log = _open_log(config)
+        self.decision_log = open_log(config)
         self.ring = DecisionRing(
             settings.decisions, self.decision_log.add if self.decision_log is not None else None
         )
@@ -289,23 +289,30 @@ class Desk:
                 continue
             failure = self.line.lateness(flight, now_s)
             if failure is not None:
-                flight.expire(failure)
-            elif flight.resume():
+                self._act(flight, flight.expire, failure)
+            elif not self._act(flight, self._resume, flight):
                 self.line.leave(flight)
-            else:
+            elif flight in self.line:
                 return
+
+    def _resume(self, flight: "Flight") -> None:
+        if flight.resume():
+            self.line.leave(flight)
 
     def _tick(self) -> None:
         self._timer = self.loop.call_later(_TICK_S, self._tick)
         self.afterwards.keep()
         now_s = self.loop.time()
+        self._ticks += 1
+        if self._ticks % _CHECK_EVERY == 0:
+            for running in tuple(self.flights):
+                self._act(running, running.check, now_s)
         if self.books is not None:
             self.books.exchange(now_s)
-        self._ticks += 1
         self.index.sweep(now_s)
         if len(self.line):
             for flight, failure in self.line.expired(now_s):
-                flight.expire(failure)
+                self._act(flight, flight.expire, failure)
             self.pump_soon()
         if self._ticks % _PROBE_EVERY == 0:
             self.workers.relax(now_s, self.index)
@@ -314,12 +321,14 @@ class Desk:
             for finding in (*self.alarms.tick(now_s), *self.probes.tick(now_s)):
                 subject = f"engine {clean(finding.engine)}" if finding.engine else "this router"
                 log.warning("%s: %s (%s)", subject, finding.text, finding.hint)
-        if self._ticks % _CHECK_EVERY == 0:
-            for running in tuple(self.flights):
-                if not self.afterwards.guard(running.check, now_s):
-                    # No other request's deadlines suffer from it, nor does a drain.
-                    self.afterwards.guard(running.cut)
-                    self.let_go(running)
+
+    def _act(self, flight: "Flight | ShortFlight", act: Callable[..., None], *args: object) -> bool:
+        """Do something for one of many requests. Where it fails that one ends: neither the others nor a drain suffer from it."""
+        if self.afterwards.guard(act, *args):
+            return True
+        self.afterwards.guard(flight.cut)
+        self.let_go(flight)
+        return False
 
     def set_policy(self, name: str) -> None:
         """Change the policy for all decisions from now on.
@@ -423,18 +432,6 @@ class Desk:
         yield from self.route_keys.sums.lines()
 
 
-def _open_log(config: RouterConfig) -> DecisionLog | None:
-    settings = config.settings
-    if not config.decision_log or not settings.decision_log_every:
-        return None
-    return DecisionLog(
-        config.decision_log,
-        settings.decision_log_every,
-        settings.decision_log_max_bytes,
-        settings.decision_log_short_every,
-    )
-
-
 def load_policy(name: str) -> Policy:
     """Find a policy by its name.
 
@@ -443,8 +440,3 @@ def load_policy(name: str) -> Policy:
     """
     policy: Policy = registry.load("dynctl.router.policies", name, "POLICY")
     return policy
-
-
-def draining() -> Failure:
-    """This router takes no more requests."""
-    return Failure(503, "the router is shutting down", "draining", None, 1, "draining")

@@ -14,14 +14,14 @@ from dynctl.core.text import clean
 from dynctl.http1.server import Exchange
 from dynctl.http1.upstream import Call, UpstreamError
 from dynctl.router import verdicts
-from dynctl.router.admission import backoff_s
+from dynctl.router.admission import backoff_s, draining
 from dynctl.router.api.answers import Failure
 from dynctl.router.api.requests import CHAT, ApiRequest
 from dynctl.router.api.shapes import Usage
 from dynctl.router.api.streams import read_answer
 from dynctl.router.deadlines import overdue_leg
 from dynctl.router.decisions import explained
-from dynctl.router.desk import Desk, draining
+from dynctl.router.desk import Desk
 from dynctl.router.handoff import (
     Action,
     Answer,

@@ -16,12 +16,12 @@ from dynctl.errors import RouterError
 from dynctl.files import reason
 from dynctl.http1.server import Exchange, Rejection, Request, Server, ServerLimits, serve
 from dynctl.router import admin
-from dynctl.router.admission import at_capacity
+from dynctl.router.admission import at_capacity, draining
 from dynctl.router.api.answers import Failure
 from dynctl.router.api.known_bodies import KnownBodies
 from dynctl.router.api.requests import CHAT, COMPLETIONS, RefusedError
 from dynctl.router.config import RouterConfig, TlsFiles
-from dynctl.router.desk import Desk, draining
+from dynctl.router.desk import Desk
 from dynctl.router.flight import Flight
 from dynctl.router.merging import Shown, add_answers
 from dynctl.router.port_owner import port_owner

@@ -5,10 +5,12 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from router_bench import routed, text_of
-from router_fakes import FakeEngine
+from router_bench import routed, text_of, until
+from router_clock import JumpingLoop
+from router_fakes import MODEL, FakeEngine
 
 from dynctl.router.api.streams import StreamFollower, read_answer
+from dynctl.router.flight import Flight
 
 STRANGE = [b"1" + b"0" * 400, b"-5", b"1e3", b"1e999", b"99999999999999999999999", b"2147483648"]
 
@@ -63,6 +65,40 @@ def test_deadlines_that_cannot_be_looked_at_harm_no_other_request_and_no_drain(r
             bench.assert_books_balance()
 
     run(main)
+
+
+@pytest.mark.source
+@pytest.mark.parametrize("method", ["resume", "expire"])
+def test_whoever_cannot_be_served_in_turn_keeps_nobody_behind_waiting(monkeypatch, method):
+    async def main():
+        engine = FakeEngine()
+        settings = {"max_requests_per_engine": 1, "queue_timeout_s": 1.0, "max_retries": 0}
+        async with routed(engine, settings=settings) as bench:
+            desk = bench.desk
+            engine.go.clear()
+            running = asyncio.create_task(bench.client.complete())
+            await until(lambda: engine.num_running)
+            waiting = []
+            for number in (1, 2):
+                waiting.append(asyncio.create_task(bench.client.complete()))
+                await until(lambda number=number: len(desk.line) == number)
+            first, _ = desk.line.in_order(MODEL, desk.loop.time())
+            real = getattr(Flight, method)
+
+            def once(flight, *args):
+                return fail() if flight is first else real(flight, *args)
+
+            monkeypatch.setattr(Flight, method, once)
+            if method == "expire":
+                await until(lambda: not len(desk.line))
+            engine.go.set()
+            statuses = [(await one).status for one in (running, *waiting)]
+            assert statuses == [200, 503, 200 if method == "resume" else 503]
+            assert desk.metrics.book_faults.value() == 1
+            bench.assert_books_balance()
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        runner.run(main())
 
 
 @pytest.mark.parametrize("number", STRANGE)
