@@ -190,9 +190,16 @@ def compare(before: Run, after: Run, thresholds: Mapping[str, float]) -> Compari
     """Compare two runs of one workload.
 
     Raises:
-        DynctlError: when they are not of one workload, or one was interrupted; says what differs.
+        DynctlError: when they are not of one workload, or one was interrupted; says what differs. Of goodput too when
+            they had not the same goals.
     """
     _check_alike(before, after)
+    if "goodput" in thresholds and not _have_goals(before.report, after.report):
+        raise DynctlError(
+            f"goodput needs the same goals in both: {before.name} had {_goals(before)}, {after.name} {_goals(after)}",
+            "give both runs the same --slo, or leave goodput out of --threshold",
+            code=ExitCode.REFUSED,
+        )
     figures = dict.fromkeys([*_default_figures(before.report, after.report), *thresholds])
     sides = side_of(before), side_of(after)
     judged = [
@@ -225,9 +232,19 @@ def tolerance_of(figure: str) -> float:
 def _default_figures(before: Report, after: Report) -> list[str]:
     has_itl = "itl_ms" in before.metrics and "itl_ms" in after.metrics
     names = [name if has_itl or name != "itl_p99" else "chunk_gap_p99" for name in DEFAULT_FIGURES]
-    if before.setting.slo == after.setting.slo != Slo():
+    if _have_goals(before, after):
         names.append("goodput")
     return names
+
+
+def _have_goals(before: Report, after: Report) -> bool:
+    return before.setting.slo == after.setting.slo != Slo()
+
+
+def _goals(run: Run) -> str:
+    slo = run.report.setting.slo
+    goals = {"ttft": slo.ttft_ms, "itl": slo.itl_ms}
+    return ",".join(f"{k}={v:g}" for k, v in goals.items() if v is not None) or "none"
 
 
 def _check_alike(before: Run, after: Run) -> None:

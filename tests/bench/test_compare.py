@@ -143,6 +143,18 @@ def test_goodput_is_compared_where_the_goals_are_the_same():
 
 
 @pytest.mark.parametrize(
+    ("goals", "said"),
+    [((Slo(150.0), Slo(itl_ms=40.0)), "a had ttft=150, b itl=40"), ((Slo(), Slo()), "a had none, b none")],
+)  # fmt: skip
+def test_goodput_of_other_goals_passes_and_fails_no_gate(goals, said):
+    one, other = made(slo=goals[0]), made("b", seed=2, slo=goals[1])
+
+    with pytest.raises(DynctlError, match=said) as caught:
+        compare(one, other, {"goodput": 0.05})
+    assert caught.value.exit_code is ExitCode.REFUSED
+
+
+@pytest.mark.parametrize(
     ("setting", "said"),
     [({"load": "poisson:20"}, "load poisson:10 and poisson:20"), ({"duration_s": 30.0}, "duration_s 60.0 and 30.0"),
      ({"workload": "synthetic:isl=200,osl=5"}, "synthetic:isl=100,osl=5 and synthetic:isl=200,osl=5"), ({"api": "completions"}, "api chat and completions"),
