@@ -15,7 +15,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import IO, Any, AnyStr, Literal, TypeVar
 
-from dynctl.core.text import clean
+from dynctl.core.text import clean, printable
 from dynctl.errors import DynctlError, ExitCode
 
 T = TypeVar("T")
@@ -43,9 +43,12 @@ def mend_streams() -> None:
 
 
 def say(text: str = "") -> None:
-    """Tell the operator something that is not data; where nobody listens any more, work goes on."""
+    """Tell the operator something that is not data; where nobody listens any more, work goes on.
+
+    Names in it may come from hosts: what would command a terminal is dropped.
+    """
     with contextlib.suppress(OSError):
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(printable(text) + "\n")
         sys.stderr.flush()
 
 

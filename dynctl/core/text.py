@@ -16,6 +16,11 @@ def clean(text: str, max_chars: int = 200) -> str:
     return flat if len(flat) <= max_chars else flat[: max_chars - 1] + "…"
 
 
+def printable(text: str) -> str:
+    """Drop escape sequences and control characters; lines and tabs stay."""
+    return _CONTROL.sub("", text)
+
+
 def is_name(text: str) -> bool:
     """Tell whether a text may name a host, deployment or replica: `[A-Za-z0-9][A-Za-z0-9._-]*`, ≤ 253."""
     return _NAME.match(text) is not None

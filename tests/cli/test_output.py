@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from dynctl.cli.output import Stage, ask, confirm, table, unasked, wait_for
+from dynctl.cli.output import Stage, ask, confirm, progress, report, table, unasked, wait_for
 from dynctl.errors import DynctlError
 
 
@@ -17,6 +17,16 @@ async def interrupted(stage, text):
     stage.if_interrupted = text
     os.kill(os.getpid(), signal.SIGINT)
     await asyncio.sleep(30)
+
+
+def test_names_from_hosts_in_errors_and_progress_command_no_terminal(capsys):
+    hostile = "chat\x1b]52;c;ZXZpbA==\x07-0\x1b[2J\r"
+    report(DynctlError(f"not ready:\n  {hostile}", f"dynctl logs {hostile}"))
+    progress("here", hostile, "ready")
+
+    said = capsys.readouterr().err.splitlines()
+    assert said[:3] == ["error: not ready:", "  chat-0", "hint: dynctl logs chat-0"]
+    assert said[3].endswith("chat-0 ready")
 
 
 def test_ctrl_c_says_what_is_left_at_the_stage_reached(capsys):
