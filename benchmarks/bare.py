@@ -67,7 +67,8 @@ async def main(port, engine_ports):
         (partial(loop.create_connection, host="127.0.0.1", port=engine), [])
         for engine in engine_ports
     ]
-    server = await loop.create_server(lambda: Front(pools), "127.0.0.1", port)
+    # Several processes may share the port.
+    server = await loop.create_server(lambda: Front(pools), "127.0.0.1", port, reuse_port=True)
     await server.serve_forever()
 
 

@@ -14,7 +14,7 @@ import tempfile
 import time
 import urllib.request
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import relayed
@@ -147,6 +147,8 @@ class Contender:
     """`dynctl`, `relayed` (behind a relay), `bare`, or a rival's name."""
     policy: str = ""
     flags: tuple[str, ...] = ()
+    num_processes: int = 1
+    """Started on one port; of `bare`, which has no flag for that."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,8 @@ class Stand:
                 up = Up(port, (pid, *more_pids), engine_ports)
                 if contender.kind == "dynamo":
                     self._wait_for_workers(up)
+                for _ in range(contender.num_processes - 1):
+                    up = replace(up, pids=(*up.pids, stack.enter_context(running(command, log))))
             except OSError:
                 print(Path(log).read_text()[-2000:])
                 raise
