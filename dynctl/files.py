@@ -64,7 +64,7 @@ def _replace(path: Path, content: bytes, mode: int, like: os.stat_result | None)
     if not path.parent.exists():  # what is in the way, `open` says better
         path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
     try:
         with os.fdopen(fd, "wb") as file:
             if like is not None:

@@ -65,6 +65,17 @@ def test_what_cannot_be_replaced_names_the_file_that_was_meant(tmp_path):
         assert caught.value.filename == str(tmp_path / "file" / "one")
 
 
+@pytest.mark.parametrize("replace", [write_atomic, rewrite])
+def test_nothing_is_written_through_a_link_that_lies_in_wait(tmp_path, replace):
+    (tmp_path / "others").write_bytes(b"theirs")
+    (tmp_path / f".one.{os.getpid()}.tmp").symlink_to("others")
+
+    with pytest.raises(OSError, match="one"):
+        replace(tmp_path / "one", b"ours")
+
+    assert (tmp_path / "others").read_bytes() == b"theirs"
+
+
 def test_a_directory_is_made_and_left_empty(tmp_path):
     place = tmp_path / "a" / "b"
     make_writable(place, 0o700)
