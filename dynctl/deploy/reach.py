@@ -11,6 +11,8 @@ from dynctl.errors import CommandError, ConnectError, DynctlError, MissingFileEr
 from dynctl.remote.fleet import Fleet
 from dynctl.remote.port import Remote
 
+_MAX_LOG_BYTES = 1 << 20
+
 
 class NoAgentError(ConnectError):
     """Raised when a host is reachable and no agent of this cluster answers there."""
@@ -119,14 +121,16 @@ class SteadyAgent:
         return await self._connected().ask_router(unit_id, target)
 
     async def log_lines(self, unit_id: str, count: int) -> list[str]:
-        """Return the last lines of a unit's output, over the connection of `sample`.
+        """Return the last lines of a unit's output, a mebibyte at most, over the connection of `sample`.
 
         Raises:
             DynctlError: when they cannot be read.
         """
+        text = b""
         async with self._connected().logs(unit_id, count) as pieces:
-            text = b"".join([piece async for piece in pieces])
-        return text.decode("utf-8", "replace").splitlines()
+            async for piece in pieces:
+                text = (text + piece)[-_MAX_LOG_BYTES:]
+        return text.decode("utf-8", "replace").splitlines()[-count:]
 
     async def command(self, unit_id: str) -> str:
         """Return the command a unit was started with, over the connection of `sample`; empty when that is not known.

@@ -156,3 +156,35 @@ def test_an_agent_that_does_not_answer_is_told_once_with_its_host(monkeypatch, c
         asyncio.run(scenario())
 
     assert caught.value.message == f"a: the agent does not answer: {said}"
+
+
+def test_of_a_log_that_does_not_end_as_asked_the_last_mebibyte_and_lines_are_kept(monkeypatch):
+    class Client:
+        async def sample(self):
+            return HostSnapshot("a")
+
+        @asynccontextmanager
+        async def logs(self, unit_id, tail):
+            async def pieces():
+                for _ in range(40):
+                    yield unit_id.encode() * 32768
+                yield b"\rone\rtwo"
+
+            yield pieces()
+
+    @asynccontextmanager
+    async def open_agent(entry, remote, inventory):
+        yield Client()
+
+    monkeypatch.setattr(reach, "open_agent", open_agent)
+
+    async def scenario():
+        agent = SteadyAgent(HostEntry("a", "a"), None, Inventory("c", ()))
+        await agent.sample()
+        found = await agent.log_lines("xx", 9), await agent.log_lines("xx", 2)
+        await agent.close()
+        return found
+
+    long, short = asyncio.run(scenario())
+    assert [len(line) for line in long] == [2**20 - len("\rone\rtwo"), 3, 3]
+    assert short == ["one", "two"]
