@@ -198,6 +198,9 @@ def _external(wish: DeploymentWish, allocation: Allocation) -> list[Pool]:
             f"deployment {wish.name}: engine external needs urls of servers that run",
             "add engine.urls",
         )
+    for pool in wish.pools:
+        if fault := unstartable(None, Parallelism(dp=pool.parallelism.dp)):
+            raise PlanError(f"deployment {wish.name}: {fault[0]}", fault[1])
     asked = [(pool.role, pool.parallelism.dp) for pool in wish.pools for _ in range(pool.replicas)]
     asked = asked or [(Role.AGGREGATED, 1)] * len(wish.engine.urls)
     if len(asked) != len(wish.engine.urls):

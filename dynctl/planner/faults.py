@@ -13,7 +13,7 @@ from dynctl.core.addresses import is_loopback
 from dynctl.core.hardware import GpuState, Host
 from dynctl.core.inventory import DeploymentWish, Inventory
 from dynctl.core.model import Model
-from dynctl.core.plan import MemorySheet, Plan, PlannedDeployment, Pool, Replica, Role
+from dynctl.core.plan import MemorySheet, Parallelism, Plan, PlannedDeployment, Pool, Replica, Role
 from dynctl.core.text import is_name
 from dynctl.core.units import format_bytes
 from dynctl.errors import PlanError, UsageError
@@ -269,9 +269,9 @@ def _deployment_faults(ground: Ground, loc: Loc, planned: PlannedDeployment) -> 
             )
         for here, replica in _numbered(pool.replicas, (*at, "replicas")):
             yield from _replica_faults(ground, here, wish, pool, replica, need)
-        if need is not Need.URL and (
-            fault := unstartable(model, pool.parallelism, is_cpu=need is Need.CPU_SLOTS)
-        ):
+        # Of servers that run only their ranks matter: each is a worker to the router.
+        asked = pool.parallelism if need is not Need.URL else Parallelism(dp=pool.parallelism.dp)
+        if fault := unstartable(model, asked, is_cpu=need is Need.CPU_SLOTS):
             yield Fault((*at, "parallelism"), f"{planned.name}: {fault[0]}", fault[1])
         if need is Need.GPUS and model is not None:
             if not legal_tp(model, pool.parallelism.tp):

@@ -262,7 +262,7 @@ def _explicit_pool(
             f"(the largest has {largest} GPUs)",
             f"ask for {got} replicas"
             if got
-            else "lower tp: engines over several hosts cannot be started yet",
+            else "ask for smaller engines: over several hosts they cannot be started yet",
         )
     option = None
     if draft.model is not None:

@@ -199,6 +199,19 @@ def test_servers_that_run_are_adopted_with_their_ranks(build):
     ]
 
 
+def test_servers_with_more_ranks_than_a_router_takes_are_refused(build):
+    def ground(dp):
+        asked = pools((AGG, 1, (1, 1, dp)))
+        wish = build.wish("m", engine=EngineSpec("external", urls=("http://a:8000",)), pools=asked)
+        return build.cluster([build.host("a")], wish)
+
+    with pytest.raises(PlanError, match="dp 65 is more than 64 ranks"):
+        make_plan(*ground(65))
+    text = to_yaml(make_plan(*ground(64)))
+    with pytest.raises(PlanFaultsError, match="dp 65 is more than 64 ranks"):
+        check_plan(from_yaml(text.replace("dp: 64", "dp: 65")), *ground(64))
+
+
 def test_a_rank_has_its_own_queue_and_shares_of_what_the_engine_holds():
     pace = DeclaredPace(0.0, 1e-4, 0.01, batches=2)
     side = by_rank(Side(pace, 3, 64, 1000.0, 512), 2)
