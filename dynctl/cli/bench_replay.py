@@ -98,7 +98,8 @@ def command(  # noqa: PLR0917 - one parameter per option
     own hit rate (one unlimited cache) stands beside the achieved one: bench show --definitions.
 
     With --ab, or two --url, two arms play it in turn (A B, B A, …), each time with prompts no cache has seen, and the end
-    is a verdict on the second: improved, no change, worse or inconclusive. Routers get their policy back.
+    is a verdict on the second: improved, no change, worse or inconclusive. Routers get their policy back. Whatever the
+    verdict, exit 0: a goal of --slo is then judged in each turn's own result only.
 
     Example: dynctl bench replay trace.jsonl --speed 2 --duration 10m --ab least_loaded,kv
     """

@@ -60,7 +60,8 @@ def compare(
 
     better or worse: the change's 95% interval leaves zero out. same: it lies within the threshold (5% unless given).
     Otherwise there is not enough data. Runs of different workloads are refused (exit 4) with what differs; seed, server
-    and versions may differ and are shown. Exit 6 when a figure named by --threshold is worse by more than that.
+    and versions may differ and are shown. Exit 6 when a figure named by --threshold is worse by more than that, or one
+    was named and a load generator was the limit.
 
     Example: dynctl bench compare runs/monday runs/tuesday --threshold ttft_p99=5%
     """
