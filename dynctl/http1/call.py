@@ -162,7 +162,11 @@ class Call:
             self._is_over = True
             self._connection = None
             self._pool.settle(self)
-            self._take_sink().on_end()
+            sink = self._take_sink()
+            try:
+                sink.on_end()
+            except Exception as error:  # noqa: BLE001 - one broken receiver must not harm the pool
+                self._pool.report("the receiver of an answer failed", error)
 
     def fail(self, kind: str, message: str, connection: "Connection | None" = None) -> None:
         """Report a failure, or try again where that cannot do a thing twice."""
@@ -175,7 +179,11 @@ class Call:
             return
         self._is_over = True
         self._pool.settle(self)
-        self._take_sink().on_error(UpstreamError(kind, f"{self._pool.address}: {message}"))
+        sink = self._take_sink()
+        try:
+            sink.on_error(UpstreamError(kind, f"{self._pool.address}: {message}"))
+        except Exception as error:  # noqa: BLE001 - one broken receiver must not harm the pool
+            self._pool.report("the receiver of an answer failed", error)
 
     def expire(self) -> None:
         """Give up on a silent origin."""

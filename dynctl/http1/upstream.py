@@ -366,7 +366,8 @@ class Upstream:
         for connection in [one for one in self._idle if one.idle_since_s < oldest_s]:
             self.forget(connection)
             connection.close()
-        if self._calls or self._idle:
+        # Whoever was told of an error may have sent again, and set it.
+        if self._sweep_timer is None and (self._calls or self._idle):
             self._sweep_timer = self._loop.call_later(_SWEEP_S, self._sweep)
 
 

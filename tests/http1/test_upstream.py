@@ -370,6 +370,72 @@ def test_a_receiver_that_fails_ends_its_own_call_only(run):
     run(main)
 
 
+def fails(*_):
+    raise ValueError("broken")
+
+
+def test_a_receiver_that_fails_at_the_end_harms_nobody_who_gets_its_connection(run, server_at):
+    async def main():
+        faults = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+        async with server_at() as server, pool_at(server.port, max_connections=1) as pool:
+            broken, sink = Recorder(), Recorder()
+            broken.on_end = fails
+            for one in (broken, sink):
+                pool.send("POST", "/", (), b"x", one)
+            await asyncio.wait_for(sink.over.wait(), 60)
+            assert sink.error is None
+            assert sink.body == b"POST / x"
+            assert [str(fault["exception"]) for fault in faults] == ["broken"]
+
+    run(main)
+
+
+def test_receivers_that_fail_when_told_of_silence_keep_it_from_nobody(run, server_at):
+    async def main():
+        faults = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+        async with (
+            server_at(lambda _: None) as server,
+            pool_at(server.port, silence_timeout_s=0.3) as pool,
+        ):
+            sinks = [Recorder() for _ in range(4)]
+            for number, sink in enumerate(sinks):
+                if number % 2:
+                    sink.on_error = fails
+                pool.send("GET", "/", (), b"", sink)
+            for sink in sinks[::2]:
+                await asyncio.wait_for(sink.over.wait(), 60)
+                assert sink.error.kind == "timeout"
+            assert pool.num_active == 0
+            assert [str(fault["exception"]) for fault in faults] == ["broken"] * 2
+
+    run(main)
+
+
+def test_whoever_sends_again_when_told_of_silence_makes_the_clock_no_faster(run, server_at):
+    async def main():
+        async with (
+            server_at(lambda _: None) as server,
+            pool_at(server.port, silence_timeout_s=0.0) as pool,
+        ):
+
+            class Insistent(Recorder):
+                def on_error(self, error):
+                    super().on_error(error)
+                    if error.kind == "timeout":
+                        pool.send("GET", "/", (), b"", Insistent())
+
+            began_s = asyncio.get_running_loop().time()
+            pool.send("GET", "/", (), b"", Insistent())
+            while pool.tick < 6:
+                await asyncio.sleep(0.005)
+            # A busy machine makes it slower at most.
+            assert asyncio.get_running_loop().time() - began_s > 2.9
+
+    run(main)
+
+
 def test_cancel_inside_a_callback_stops_further_data(run):
     async def main():
         chunks = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 500_000
