@@ -299,12 +299,14 @@ class Outcome:
 
 
 def draw_what_if(text: str, before: Outcome, after: Outcome) -> None:
-    """Print both plans beside each other."""
+    """Print both plans beside each other, and why what has no estimate has none."""
+    from dynctl.planner.check import UNPRICED
+
     emit(f"what if {clean(text, 200)}")
     for label, outcome in (("now", before), ("then", after)):
         if outcome.plan is None:
             emit(f"{label}: refused: {clean(outcome.refusal, 500)}")
-    rows = []
+    rows, reasons = [], []
     names = dict.fromkeys(
         d.name for outcome in (before, after) if outcome.plan for d in outcome.plan.deployments
     )
@@ -313,12 +315,17 @@ def draw_what_if(text: str, before: Outcome, after: Outcome) -> None:
             planned = _named(outcome.plan, name)
             if planned is not None:
                 rows.append([name, label, *_summary(planned)])
+                reasons += [
+                    f"{name} {label}: {clean(reason, 500)}"
+                    for reason in planned.reasons
+                    if reason.startswith(UNPRICED)
+                ]
     table(
         ["DEPLOYMENT", "", "LAYOUT", "GPUS", "TTFT", "ITL", "GOODPUT", "TOK/S AT MOST"],
         rows,
         right=["GPUS", "TTFT", "ITL", "GOODPUT", "TOK/S AT MOST"],
     )
-    emit("nothing was written")
+    emit("\n".join([*reasons, "nothing was written"]))
 
 
 def _named(plan: Plan | None, name: str) -> PlannedDeployment | None:

@@ -147,5 +147,7 @@ CHOSEN = (
     "without ep",
 )
 """How the reasons begin that speak for a layout as it was chosen: they say nothing of one that was edited."""
-PRICED = ("slo.", "overloaded at", "not estimated", "bears ")
+UNPRICED = ("overloaded at", "not estimated")
+"""How the reason begins why there is no estimate."""
+PRICED = ("slo.", *UNPRICED, "bears ")
 """How the reasons begin that `price` gives: they are replaced when a plan is priced again."""

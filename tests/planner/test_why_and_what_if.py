@@ -392,6 +392,8 @@ def test_the_command_tells_why_what_if_and_simulates(tmp_path, monkeypatch, caps
     assert compared["before"]["plan"]["deployments"][0]["name"] == "chat"
     assert "KV routing: pays" in text
     assert "hit rate" in text
+    assert run(["plan", "--what-if", "rate 1000"]) == 0
+    assert "chat then: overloaded at 1000 req/s" in capsys.readouterr().out
     assert run(["plan", "--trace", "nobody=trace.jsonl"]) == 2
     assert run(["plan", "--trace", "missing.jsonl"]) == 2
 
