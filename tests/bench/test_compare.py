@@ -38,12 +38,23 @@ def request(number, rng, factor, cached_tokens):
     )
 
 
-def made(name="a", *, seed=1, factor=1.0, num=600, cached_tokens=48, num_failed=0, **setting):
+def made(
+    name="a",
+    *,
+    seed=1,
+    factor=1.0,
+    num=600,
+    cached_tokens=48,
+    num_failed=0,
+    with_records=(),
+    **setting,
+):
     rng = random.Random(seed)
     records = [request(i, rng, factor, cached_tokens) for i in range(num)]
     records += [
         Record(num + i, "http 503", i * 0.1, i * 0.1, is_warmup=False) for i in range(num_failed)
     ]
+    records += with_records
     asked = replace(SETTING, seed=seed, **setting)
     measured = Measured(tuple(records), 0.0, 60.0, ClientFacts(0.1, 0.5))
     return Run(name, make_report(asked, measured), tuple(records))
@@ -73,6 +84,27 @@ def test_the_same_server_twice_is_the_same():
     assert found["hit_rate"].verdict is Verdict.SAME
     assert found["failed"].verdict is Verdict.SAME
     assert not [c for c in found.values() if c.verdict in {Verdict.BETTER, Verdict.WORSE}]
+
+
+def test_figures_are_those_of_the_report_warm_up_left_out():
+    cold = [replace(request(600 + i, random.Random(i), 50.0, 0), is_warmup=True) for i in range(60)]
+    run = made(num_failed=9, with_records=cold)
+    found, report = changes(run, run, ttft_mean=0.05, itl_p50=0.05), run.report
+
+    for figure in (
+        "ttft_mean",
+        "ttft_p50",
+        "ttft_p99",
+        "itl_p50",
+        "itl_p99",
+        "tpot_p90",
+        "e2e_p99",
+    ):
+        metric, _, name = figure.rpartition("_")
+        assert found[figure].before == pytest.approx(getattr(report.metrics[f"{metric}_ms"], name))
+    assert found["hit_rate"].before == pytest.approx(report.kv.cached_ratio)
+    assert found["output_tok_s"].before == pytest.approx(report.throughput.output_tok_s)
+    assert found["failed"].before == pytest.approx(9 / 609)
 
 
 def test_a_slower_server_is_worse_and_a_faster_one_better():

@@ -9,7 +9,7 @@ from dynctl.bench.compare import Change, Verdict
 from dynctl.bench.record import Record
 from dynctl.bench.report import ClientFacts, Measured, Setting, make_report
 from dynctl.bench.stream import Chunk
-from dynctl.bench.trial import Outcome, Turn, judge_trial, order_of, outcome_of
+from dynctl.bench.trial import Outcome, Turn, _sides, judge_trial, order_of, outcome_of
 from dynctl.bench.workload import Recorded
 from dynctl.errors import ExitCode
 
@@ -74,6 +74,15 @@ def test_pairs_of_lines_tell_a_tie_that_independent_runs_could_not():
 
     assert found.outcome is Outcome.NO_CHANGE
     assert ttft.interval[1] - ttft.interval[0] < 0.05
+
+
+def test_neighbouring_lines_of_both_arms_and_all_rounds_are_drawn_together():
+    before, after = _sides([turn(0), turn(1), turn(1, seed=2), turn(0, seed=3)])
+
+    for side in (before, after):
+        drawn = [sorted({record.number for record in stretch}) for stretch in side.stretches]
+        assert drawn == [list(range(at, min(NUM, at + 17))) for at in range(0, NUM, 17)]
+        assert {len(stretch) for stretch in side.stretches} == {2 * 17, 2 * (NUM % 17)}
 
 
 def test_no_change_has_its_cause():
