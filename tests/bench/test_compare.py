@@ -153,6 +153,15 @@ def test_a_regression_beyond_its_threshold_exits_6_and_others_do_not():
     assert compare(made(), slower, {}).exit_code is ExitCode.OK
 
 
+def test_worse_by_less_than_the_threshold_is_no_regression():
+    found = changes(made(), made("b", seed=2, factor=1.3), ttft_p90=0.05)["ttft_p90"]
+
+    assert found.is_regression
+    assert not replace(found, change=0.04).is_regression
+    assert not replace(found, is_gate=False).is_regression
+    assert not replace(found, verdict=Verdict.UNKNOWN).is_regression
+
+
 def test_a_gate_that_cannot_be_judged_says_so():
     found = compare(made(num=100), made("b", seed=2, num=100), {"ttft_p99": 0.05})
 
