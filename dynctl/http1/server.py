@@ -215,7 +215,10 @@ class Server:
         now_s = self.now_s()
         late = [one for one in self._connections if one.deadline_s <= now_s]
         for connection in late:
-            connection.expire()
+            try:
+                connection.expire()
+            except Exception as error:  # noqa: BLE001 - whoever is told of it must not end the watch over all
+                self.report("the end of a slow client could not be told", error)
         if self._connections:
             self._sweep_timer = self._loop.call_later(self._sweep_s, self._sweep)
 

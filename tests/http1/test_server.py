@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import gc
 import resource
 import socket
@@ -353,6 +354,36 @@ def test_a_pipelining_client_that_reads_nothing_is_not_served_without_bound(run,
             sock.close()
 
     run(main)
+
+
+def test_whoever_fails_when_told_of_a_slow_reader_keeps_no_other_connected(server_at):
+    async def main():
+        faults = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+
+        def fail() -> None:
+            raise ValueError("broken")
+
+        def flood(exchange: Exchange) -> None:
+            exchange.start(200, [])
+            exchange.on_gone = fail
+            exchange.write(b"z" * 16_000_000)
+
+        async with server_at(flood, limits=ServerLimits(write_timeout_s=0.3)) as server:
+            loop = asyncio.get_running_loop()
+            with contextlib.ExitStack() as socks:
+                for _ in range(3):
+                    sock = socks.enter_context(socket.socket())
+                    sock.setblocking(False)
+                    await loop.sock_connect(sock, ("127.0.0.1", server.port))
+                    await loop.sock_sendall(sock, request())
+                async with asyncio.timeout(60):
+                    while server.num_connections:
+                        await asyncio.sleep(0.005)
+            assert server.num_rejected == {"slow_reader": 3}
+            assert [str(fault["exception"]) for fault in faults] == ["broken"] * 3
+
+    asyncio.run(main())
 
 
 def test_a_client_that_asks_again_before_it_reads_waits_and_is_cut_in_time(run, server_at):
