@@ -66,7 +66,7 @@ def with_moves(
     Where the pair is not to be used, or the engine stands `apart`, the prompt would be computed there: that is its cost.
     """
     if sender is None:
-        price = links.usual_price()
+        price = links.usual_price(now_s)
         return [_moved(load, price) for load in loads]
     source, start_s = sender.worker.id, now_s + sender.ends_ms / 1e3
     return [

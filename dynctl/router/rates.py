@@ -3,12 +3,13 @@
 Not here: clocks, which engine is chosen. Pure.
 """
 
+import math
 from collections.abc import Iterable
 
 _KEEP = 0.98
 """Weight of the past at each observation: about the last 50 count. A guess, to be tuned on traces."""
 
-_OUTLIER = 2.0
+OUTLIER = 2.0
 """An observation counts as at most this many times what was expected: one stall must not turn the line."""
 
 _ORIGIN_WEIGHT = 1.0
@@ -54,7 +55,7 @@ class Line:
         slope: float,
         scale: float,
         weight: float = 2.0,
-        outlier: float = _OUTLIER,
+        outlier: float = OUTLIER,
         *,
         is_base_sure: bool = False,
     ) -> None:
@@ -92,7 +93,11 @@ class Line:
 
     def learn(self, x: float, y: float) -> None:
         """Take an observation in."""
-        y = min(y, self._outlier * max(self.at(x), 1e-6))
+        self.add(x, min(y, self._outlier * max(self.at(x), 1e-6)))
+        self.settle()
+
+    def add(self, x: float, y: float) -> None:
+        """The same for one that is no outlier; `settle` then."""
         self.num_seen += 1
         self._n = self._n * _KEEP + 1.0
         self._sx = self._sx * _KEEP + x
@@ -101,7 +106,6 @@ class Line:
         self._sxy = self._sxy * _KEEP + x * y
         if self._anchor is None:
             self._pin_weight *= _KEEP
-        self.settle()
 
     def fade(self) -> None:
         """Let the past count a little less without a new fact; an anchored line so comes back to its anchor."""
@@ -130,6 +134,138 @@ class Line:
             # More work never takes less time: a negative slope is noise.
             self.slope = max((n * sxy - sx * sy) / spread, 0.0)
         self.base = max((sy - self.slope * sx) / n, 0.0)
+
+
+class SteadyLine:
+    """A line that one odd observation does not turn, and that is believed the less the longer ago the last one was.
+
+    What is not believed is made up by its peers' line, at the top by what was declared, whose base is sure. The last observations count at
+    most some times as much as the middle one of them; if that is far from all there was before, that is over.
+    """
+
+    _YOUNG = 5
+    _FAR = 3.0
+    _LEVEL_TOKENS = 512.0
+    """Of longer work no observation tells more of the level."""
+    _FRESH_S = 1.0
+    """For so long what was worked out is not worked out again."""
+    _GRACE_S = 5.0
+    _HALF_S = 8.0
+    """After the grace half of what was seen in one second is forgotten in so long, of each further one in as many times that."""
+    _MOST_SECONDS = 8
+
+    __slots__ = (
+        "_declared",
+        "_is_own_old",
+        "_max_half_s",
+        "_num_seconds",
+        "_own",
+        "_past",
+        "_peers",
+        "_seen_s",
+        "_worked_out_s",
+        "_young",
+        "base",
+        "num_seen",
+        "slope",
+    )
+
+    def __init__(
+        self, declared: Line, peers: "SteadyLine | None" = None, max_half_s: float = math.inf
+    ) -> None:
+        """Half of it is forgotten in `max_half_s` at most: what nobody tries again may long have changed."""
+        self._declared = self._past = self._own = declared
+        self._peers = peers
+        self._max_half_s = max_half_s
+        self._young: list[tuple[float, float]] = []
+        self._is_own_old = False
+        self._num_seconds = 0
+        self._seen_s = self._worked_out_s = -math.inf
+        self.num_seen = 0.0
+        """Observations, its own and its peers', as far as they are believed."""
+        self.base, self.slope = declared.base, declared.slope
+
+    def learn(self, x: float, y: float, now_s: float) -> None:
+        """Take an observation in."""
+        if self._peers is not None:
+            self._peers.learn(x, y, now_s)
+        if self._young and self._trust(now_s) < 0.5:
+            self._renew()
+            self._let_go(x, y)
+        if now_s >= self._seen_s + 1.0:
+            self._num_seconds = min(self._num_seconds + 1, self._MOST_SECONDS)
+        self._seen_s = max(self._seen_s, now_s)
+        self._young.append((x, y))
+        if len(self._young) > self._YOUNG:
+            self._grow_old()
+        self._is_own_old = True
+        self._worked_out_s = -math.inf
+
+    def at(self, x: float, now_s: float) -> float:
+        """Predict y."""
+        self.look(now_s)
+        return self.base + self.slope * x
+
+    def look(self, now_s: float) -> None:
+        """Bring base and slope up to date."""
+        if 0.0 <= now_s - self._worked_out_s < self._FRESH_S:
+            return
+        self._worked_out_s = now_s
+        if self._is_own_old:
+            self._renew()
+        peers, own, trust = self._peers, self._own, self._trust(now_s)
+        base, slope, num_seen = self._declared.base, self._declared.slope, 0.0
+        if peers is not None:
+            peers.look(now_s)
+            base, slope, num_seen = peers.base, peers.slope, peers.num_seen
+        self.num_seen = num_seen + trust * (own.num_seen - num_seen)
+        self.base = base + trust * (own.base - base)
+        self.slope = slope + trust * (own.slope - slope)
+
+    def _trust(self, now_s: float) -> float:
+        if not self._num_seconds:
+            return 0.0
+        half_s = min(self._HALF_S**self._num_seconds, self._max_half_s)
+        return math.exp2(-max(now_s - self._seen_s - self._GRACE_S, 0.0) / half_s)
+
+    def _renew(self) -> None:
+        middle = self._middle()
+        self._own = own = self._past.copy()
+        for x, y in self._young:
+            own.add(x, self._bounded(x, y, middle))
+        own.settle()
+        self._is_own_old = False
+
+    def _middle(self) -> float:
+        """The slope that the middle one of the last observations tells of; of two the lower: work is held up, not hurried."""
+        base, most = self._declared.base, self._LEVEL_TOKENS
+        told = sorted([(max(y - base, 0.0) / x, min(x, most)) for x, y in self._young])
+        weight = sum([one[1] for one in told]) / 2.0
+        for slope, own_weight in told:
+            weight -= own_weight
+            if weight <= 0.0:
+                return slope
+        return told[-1][0]
+
+    def _bounded(self, x: float, y: float, slope: float) -> float:
+        return min(y, self._FAR * (self._declared.base + slope * x))
+
+    def _let_go(self, x: float, y: float) -> None:
+        """Drop what is hardly believed any more; how long it was seen counts on where what comes now is like it."""
+        if not 1.0 / self._FAR <= y / max(self._own.at(x), 1e-9) <= self._FAR:
+            self._num_seconds = 0
+        self._young, self._past = [], self._declared
+
+    def _grow_old(self) -> None:
+        middle = self._middle()
+        x, y = self._young.pop(0)
+        if self._past is self._declared:
+            self._past = self._past.copy()
+        self._past.learn(x, self._bounded(x, y, middle))
+        expected = self._past.at(self._LEVEL_TOKENS)
+        ratio = (self._declared.base + middle * self._LEVEL_TOKENS) / max(expected, 1e-9)
+        if not 1.0 / self._FAR <= ratio <= self._FAR:
+            self._past, self._num_seconds = self._declared, 1
 
 
 class Mean:

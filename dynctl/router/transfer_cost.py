@@ -1,6 +1,7 @@
 """Copy or recompute: what moving a prompt's KV from a prefill to a decode engine costs, and whether it can be moved at all.
 
-A transfer costs a set-up and its tokens' share of the link, both learned per pair of engines, and waits for the
+A transfer costs a set-up and its tokens' share of the link, both learned per pair of engines (what is not known of one is
+taken to be as with its peers of the same class), and waits for the
 transfers booked before it at either end. A pair that fails three times in a row is not used for a while.
 Not here: checking transfer parameters (`transfer`), choosing engines (`placement`). Pure: times are passed in.
 """
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 from dynctl.core.kv_links import LINK_CLASSES, LinkClasses
 from dynctl.router.metrics import Values, counter, gauge
-from dynctl.router.rates import Line
+from dynctl.router.rates import Line, SteadyLine
 
 _PAIR_FAILURES = 3
 """In a row; fewer may be chance."""
@@ -21,6 +22,9 @@ _PAIR_REST_S = 30.0
 _SCALE_TOKENS = 4096.0
 
 _MAX_PAIRS = 4096
+
+_HALF_S = 30.0
+"""In which half of what a pair is known for is forgotten at most: one that is not used is taken for its peers' like again."""
 
 
 class TransferFacts(NamedTuple):
@@ -69,7 +73,7 @@ _NOT_LATE = _Late(0.0, 1.0, 0.0)
 class _Pair:
     __slots__ = ("failures_in_row", "line", "rest_until_s")
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: SteadyLine) -> None:
         self.line = line
         self.failures_in_row = 0
         self.rest_until_s = 0.0
@@ -101,12 +105,14 @@ class Links:
         self.classes = classes or LinkClasses()
         self.moved_tokens = dict.fromkeys(LINK_CLASSES, 0)
         """By transfers that worked, by class of link."""
-        self._all = Line(
+        self._declared = Line(
             *(setup_ms, ms_per_token, _SCALE_TOKENS),
             weight=0.05,
             outlier=math.inf,
             is_base_sure=True,
         )
+        self._all = SteadyLine(self._declared)
+        self._classes = {name: SteadyLine(self._declared, self._all) for name in LINK_CLASSES}
         self._pairs: dict[tuple[str, str], _Pair] = {}
         self._ports: dict[str, _Port] = {}
 
@@ -120,8 +126,9 @@ class Links:
         base_ms, ms_per_token, wait_ms = self._rates(source, target, start_s, now_s)
         return wait_ms + base_ms, ms_per_token
 
-    def usual_price(self) -> tuple[float, float]:
+    def usual_price(self, now_s: float) -> tuple[float, float]:
         """The pairs' average, where it is not known who sends."""
+        self._all.look(now_s)
         return self._all.base, self._all.slope
 
     def _rates(
@@ -129,6 +136,7 @@ class Links:
     ) -> tuple[float, float, float]:
         """Set-up, time per token and wait."""
         line, late, busy_s = self._line(source, target), _NOT_LATE, 0.0
+        line.look(now_s)
         for name in (source, target):
             port = self._ports.get(name)
             if port is not None and port.moves:
@@ -137,7 +145,7 @@ class Links:
         if late.by_ms > 0.0:
             # What it takes in the end is not known yet. On a link that is not known either, it tells how slow the link
             # is; on a known one it is its own trouble, which may last as long again.
-            doubt = 1.0 / (1 + line.num_seen)
+            doubt = 1.0 / (1.0 + line.num_seen)
             strain = 1.0 + doubt * late.by_ms / late.expected_ms
             own_ms = (1.0 - doubt) * late.by_ms
             return line.base * strain, line.slope * strain, late.left_ms * strain + own_ms
@@ -166,10 +174,9 @@ class Links:
         began_s = max([began_s, *(port.ended_s for port in self._ports_of(move))])
         ms, held_ms = (now_s - began_s) * 1e3, self._held_ms(move)
         # Where holding up may be all there is to it, nothing is learned.
-        if not held_ms or ms - held_ms > pair.line.at(move.tokens):
+        if not held_ms or ms - held_ms > pair.line.at(move.tokens, now_s):
             ms -= held_ms
-            pair.line.learn(move.tokens, ms)
-            self._all.learn(move.tokens, ms)
+            pair.line.learn(move.tokens, ms, now_s)
         self._end(move, now_s)
 
     def arrived(self, move: "Move") -> None:
@@ -237,7 +244,7 @@ class Links:
             # What is left is counted from here, so that a wrong guess does not last.
             left_ms = 0.0
             for other in port.moves:
-                expected_ms = self._line(other.source, other.target).at(other.tokens)
+                expected_ms = self._line(other.source, other.target).at(other.tokens, now_s)
                 self._expect(other, now_s + left_ms / 1e3, expected_ms, now_s)
                 left_ms += expected_ms
             port.busy_until_s = now_s + left_ms / 1e3 if port.moves else 0.0
@@ -266,16 +273,17 @@ class Links:
     def _ports_of(self, move: "Move") -> "list[_Port]":
         return [self._ports[name] for name in (move.source, move.target) if name in self._ports]
 
-    def _line(self, source: str, target: str) -> Line:
+    def _line(self, source: str, target: str) -> SteadyLine:
         pair = self._pairs.get((source, target))
-        return self._all if pair is None else pair.line
+        return self._classes[self.classes.of(source, target)] if pair is None else pair.line
 
     def _pair(self, source: str, target: str) -> _Pair:
         found = self._pairs.get((source, target))
         if found is None:
             if len(self._pairs) >= _MAX_PAIRS:
                 self._pairs.clear()
-            found = self._pairs[source, target] = _Pair(self._all.copy())
+            peers = self._classes[self.classes.of(source, target)]
+            found = self._pairs[source, target] = _Pair(SteadyLine(self._declared, peers, _HALF_S))
         return found
 
 

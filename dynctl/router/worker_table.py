@@ -171,6 +171,9 @@ class WorkerTable:
         for worker in self._workers.values():
             if now_s - worker.prefill_ended_s > _FADE_AFTER_S and worker not in self.tally.unseen:
                 worker.prefill.fade()
+                for medium, line in worker.loads.items():
+                    if line is not self.tally.loads[medium]:
+                        line.fade()
                 worker.pace.learn(1.0)
                 worker.cached_load = None
         self.tally.tighten(worker.prefill for worker in self._workers.values())

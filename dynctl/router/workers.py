@@ -17,7 +17,7 @@ from dynctl.router.choosing import ROOM_PRICE, WATERMARK, Load
 from dynctl.router.config import Settings
 from dynctl.router.loading import assumed_loads, counted_ms
 from dynctl.router.prompt import Prompt
-from dynctl.router.rates import Line, Mean, Pressure
+from dynctl.router.rates import OUTLIER, Line, Mean, Pressure
 from dynctl.router.rooms import TIGHT, Room
 
 _BREAKER_FAILURES: Final = 5
@@ -315,7 +315,7 @@ class Worker:
         pressure = self._tally.pressure
         pressure.learn(self.active_requests, ms)
         if pressure.gap_ms > 0.0:  # tokens that all came in one read have no gap
-            self.pace.learn(ms / pressure.gap_ms)
+            self.pace.learn(min(ms / pressure.gap_ms, OUTLIER * self.pace.value))
         self.cached_load = None
 
     @property

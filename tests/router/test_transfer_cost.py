@@ -55,7 +55,8 @@ def test_a_link_slower_than_declared_by_any_factor_takes_no_longer_to_set_up():
     for i in range(20):
         tokens = 400 * (i % 5 + 1)
         transfer(links, tokens, 0.003 + tokens * 1.3e-3, 10.0 * i)
-        short = links.cost("p", "d", 1, 1e6, 1e6).move_ms
+        now_s = 10.0 * i + 5.0
+        short = links.cost("p", "d", 1, now_s, now_s).move_ms
         assert short == pytest.approx(4.3, rel=0.3), i
 
 
@@ -102,7 +103,7 @@ def test_no_link_is_blamed_for_a_decode_engine_that_computes():
     assert links.cost("p", "d", 8000, 101.0, 100.9) == pytest.approx((0.0, before.move_ms), abs=0.1)
     move.took(100.0, 101.003)
 
-    assert links.cost("p", "d", 8000, 102.0, 102.0) == pytest.approx(before)
+    assert links.cost("p", "d", 8000, 102.0, 102.0) == pytest.approx(before, rel=0.02)
 
 
 def test_a_slow_link_is_learned_beside_a_decode_engine_that_computes():
@@ -273,7 +274,7 @@ def two_hosts():
     for number in range(30):
         for pair in (("p1", "d1"), ("p2", "d2"), ("p1", "d2"), ("p2", "d1")):
             near = pair[0][1] == pair[1][1]
-            transfer(placement.links, 4000, 0.02 if near else 0.2, 100.0 * number, pair)
+            transfer(placement.links, 4000, 0.02 if near else 0.2, 2.0 * number, pair)
     return index, placement
 
 
@@ -281,7 +282,7 @@ def test_kv_goes_over_the_faster_link_until_load_costs_more():
     _, placement = two_hosts()
     pairs = []
     for number in range(60):
-        placed = place(placement, [number] * 4000, 5000.0 + number)
+        placed = place(placement, [number] * 4000, 60.0 + number / 10)
         pairs.append((placed.prefill.worker.id, placed.main.worker.id))
         (decision,) = [one for one in placed.decisions if one.leg == "decode"]
         assert decision.recompute() == decision.position
@@ -292,11 +293,11 @@ def test_kv_goes_over_the_faster_link_until_load_costs_more():
     assert set(pairs) == {("p1", "d1"), ("p2", "d2")}, "each with its neighbour, and both are used"
 
     # What is under way at the near one costs more than the far link.
-    busy = [placement.workers.get("d1").book(100, 0, 400, 6000.0) for _ in range(150)]
-    placed = place(placement, [7] * 4000, 6000.0)
+    busy = [placement.workers.get("d1").book(100, 0, 400, 70.0) for _ in range(150)]
+    placed = place(placement, [7] * 4000, 70.0)
     while placed.prefill.worker.id != "p1":
         placed.move.dropped()
-        placed = place(placement, [7] * 4000, 6000.0)
+        placed = place(placement, [7] * 4000, 70.0)
     assert placed.main.worker.id == "d2"
     for booking in busy:
         booking.release()
@@ -330,7 +331,7 @@ def test_a_transfer_of_which_only_the_answers_end_is_known_teaches_nothing_but_t
 
     assert links.is_usable("p", "d", 160.0)
     assert links.num_booked == 0
-    assert links.cost("p", "d", 8000, 200.0, 200.0) == pytest.approx(before)
+    assert links.cost("p", "d", 8000, 200.0, 200.0) == pytest.approx(before, rel=0.02)
     assert links.moved_tokens["unknown"] == counted + 8000
 
 
