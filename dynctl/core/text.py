@@ -7,7 +7,7 @@ _CONTROL = re.compile(
     r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 )
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
 def clean(text: str, max_chars: int = 200) -> str:
@@ -23,4 +23,4 @@ def printable(text: str) -> str:
 
 def is_name(text: str) -> bool:
     """Tell whether a text may name a host, deployment or replica: `[A-Za-z0-9][A-Za-z0-9._-]*`, ≤ 253."""
-    return _NAME.match(text) is not None
+    return _NAME.fullmatch(text) is not None

@@ -6,6 +6,7 @@ import ssl
 
 import pytest
 
+from dynctl.core.text import is_name
 from dynctl.files import reason
 from dynctl.inventory.problems import suggest
 
@@ -30,3 +31,15 @@ def test_the_reason_is_the_systems_own(error, text):
 )
 def test_letters_that_changed_places_are_nearer_than_others(word, meant):
     assert suggest(word, ["root", "port", "host", "prefill"]) == f"did you mean {meant!r}?"
+
+
+@pytest.mark.parametrize("text", ["a", "e-0.b_1", "0" * 253])
+def test_a_name_is_letters_digits_and_few_signs(text):
+    assert is_name(text)
+    for wrong in (text + "\n", text + "\r\n", text + "/", "-" + text, "\n" + text):
+        assert not is_name(wrong)
+
+
+@pytest.mark.parametrize("text", ["", "0" * 254, "é", "../a"])
+def test_what_is_no_name(text):
+    assert not is_name(text)
