@@ -5,6 +5,7 @@ import dataclasses
 import json
 import random
 
+import msgspec
 import pytest
 from router_bench import until
 from router_relays import relayed, talk
@@ -111,6 +112,25 @@ def test_only_ready_engines_of_this_deployment_are_used(run, tls, short_dir):
             bench.host.remove("e0")
             await until(lambda: bench.desk.workers.get("e0") is None)
             assert "e0" not in bench.desk.fleet.routes
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "said", [{"id": "e0\n"}, {"incarnation": "i1\n"}, {"incarnation": "i1\r\nx: y"}]
+)
+def test_an_engine_whose_names_could_not_be_sent_is_not_there_and_harms_no_other(
+    run, tls, short_dir, said
+):
+    async def main():
+        async with relayed(tls, Sim("e0", short_dir), Sim("e1", short_dir)) as bench:
+            relay, workers = bench.host.relay, bench.desk.workers
+            e0, e1 = (engine.entry.info for engine in relay._engines.values())
+            relay._line = msgspec.json.encode([dataclasses.replace(e0, **said), e1]) + b"\n"
+            relay._tell_watchers()
+            await until(lambda: [worker.id for worker in workers.all()] == ["e1"])
+            assert len(await talk(bench, [300, 301, 302], 2)) == 2
+            assert not bench.router._watch.done()
 
     run(main)
 

@@ -139,7 +139,7 @@ class RelaySource:
         mine = {
             info.id: info
             for info in infos
-            if is_name(info.id) and (not self._deployment or info.deployment == self._deployment)
+            if _is_sound(info) and (not self._deployment or info.deployment == self._deployment)
         }
         for engine_id in [engine_id for engine_id in self._known if engine_id not in mine]:
             self._stop(engine_id)
@@ -245,6 +245,11 @@ class RelaySource:
                 fleet.metrics.kv_frames.add("lost")
                 log.warning("KV deltas of %s are read anew: %s", clean(info.id), clean(str(error)))
             await asyncio.sleep(retry_s)
+
+
+def _is_sound(info: EngineInfo) -> bool:
+    """Whether its names can stand in the head of a request; one that never ran has no incarnation."""
+    return is_name(info.id) and (not info.incarnation or is_name(info.incarnation))
 
 
 def _split_lines(data: bytes) -> tuple[list[bytes], bytes]:
