@@ -100,6 +100,14 @@ def test_times_are_divided_by_the_speed_and_cut_at_the_end():
     assert Replay(trace_of(line(5, [1]))).duration_s == 1.0
 
 
+def test_lines_are_put_in_order_of_time_before_anything_is_said_of_them():
+    late, early = line(9000, [1, 2]), line(7000, [1, 2])
+    trace = trace_of(late, early)
+
+    assert [call.at_s for call in trace.calls] == [0.0, 2.0]
+    assert [ask.shared_tokens for ask in asks_of(trace)] == [0, 63]
+
+
 async def play(server, trace, *, speed=1.0, seed=1, api="chat", block_size=16):
     played = Replay(trace, speed)
     wish = Wish(played, played.load, played.duration_s, seed=seed, block_size_tokens=block_size)

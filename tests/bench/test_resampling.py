@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from dynctl.bench.resampling import (
     Quantile,
     Ratio,
+    _changes,
     _widening,
     interval,
     is_enough,
@@ -81,6 +82,16 @@ def test_stretches_are_the_square_root_long():
 def test_few_stretches_widen_the_interval_by_students_t(num, student):
     """Against the tables: t at 0.975 with one degree of freedom less than there are stretches."""
     assert _widening(num) == pytest.approx(student / 1.96 * (num / (num - 1)) ** 0.5, rel=0.004)
+
+
+def test_an_interval_is_wider_by_that_for_the_fewer_stretches():
+    few, many = (Ratio([(10.0 + i % 4, 1.0) for i in range(num)], num) for num in (8, 80))
+    low, high = interval(few, many, grew, random.Random(1))
+    found = sorted(_changes(few, many, grew, random.Random(1), are_paired=False))
+
+    assert high - low == pytest.approx(
+        (percentile(found, 0.975) - percentile(found, 0.025)) * _widening(8)
+    )
 
 
 def test_neighbours_that_are_alike_are_drawn_together_which_widens_the_interval():
