@@ -47,6 +47,7 @@ async def _drain(
         choose,
         drain,
         start_deadlines_s,
+        taking_part,
         unreached,
         what_stays,
     )
@@ -83,7 +84,8 @@ async def _drain(
         if undo:
             stage.if_interrupted = if_under_way
             deadlines_s = start_deadlines_s(wanted)
-            results |= await bring_back(clients, chosen, progress, deadlines_s)
+            parts = {name: clients[name] for name in taking_part(statuses, chosen)}
+            results |= await bring_back(parts, chosen, progress, deadlines_s)
         else:
             for line in what_stays(statuses, chosen):
                 say(line)

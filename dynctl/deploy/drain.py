@@ -108,6 +108,17 @@ def what_stays(statuses: Mapping[str, AgentStatus], leaving: Sequence[Chosen]) -
             yield f"{what}: no ready engine is left, new requests will be refused"
 
 
+def taking_part(statuses: Mapping[str, AgentStatus], chosen: Sequence[Chosen]) -> set[str]:
+    """Name the hosts that matter to some engines: their own, and those of the routers that send requests to them."""
+    deployments = {each.unit.deployment for each in chosen}
+    return {each.host_name for each in chosen} | {
+        name
+        for name, status in statuses.items()
+        for unit in status.units
+        if unit.kind == "router" and unit.deployment in deployments
+    }
+
+
 async def drain(
     clients: Mapping[str, AgentClient], chosen: Sequence[Chosen], tell: Tell
 ) -> dict[str, DynctlError]:
@@ -134,7 +145,8 @@ async def bring_back(
 ) -> dict[str, DynctlError]:
     """Start engines again that were drained; `deadlines_s` says how long a start may take, by deployment.
 
-    Returns why hosts could not be told to; what others were told is waited for, until routers send requests to it.
+    `clients` are those of hosts that are `taking_part`: none of them may be lost meanwhile. Returns why hosts could not be
+    told to; what others were told is waited for, until routers send requests to it.
 
     Raises:
         DeployError: exit 6 when one does not become ready or is not reached, 3 when an agent is lost meanwhile.
@@ -147,7 +159,8 @@ async def bring_back(
         for each in told
     }
     await _wait(clients, told, EngineState.READY, tell, limits_s)
-    await _until_used(clients, told, tell)
+    asked = {name: client for name, client in clients.items() if name not in failures}
+    await _until_used(asked, told, tell)
     return failures
 
 

@@ -96,6 +96,55 @@ def test_hosts_meant_by_name_are_all_named_when_they_do_not_answer(drain):
     assert agent.unit.state is EngineState.READY
 
 
+def test_a_host_that_has_no_part_in_it_may_be_lost_meanwhile(drain, monkeypatch):
+    class Leaving(Agent):
+        num_asked = 0
+
+        async def status(self):
+            self.num_asked += 1
+            if self.num_asked > 1:
+                raise ConnectError("gpu-3: no agent answers")
+            return await super().status()
+
+    monkeypatch.setattr("dynctl.deploy.apply.LOST_S", -1.0)
+    agent, other = Agent("chat-decode-0", EngineState.STOPPED), Leaving("code-0")
+    other.unit = replace(other.unit, deployment="code")
+
+    code, said = drain({"gpu-2": agent, "gpu-3": other}, "chat-decode-0", "--undo")
+
+    assert (code, agent.unit.state) == (ExitCode.OK, EngineState.READY), said
+
+    agent, other = Agent("chat-decode-0", EngineState.STOPPED), Leaving("chat-router")
+    other.unit = replace(other.unit, kind="router")
+
+    code, said = drain({"gpu-2": agent, "gpu-3": other}, "chat-decode-0", "--undo")
+
+    assert code == ExitCode.PARTIAL
+    assert "gpu-3: the agent was lost meanwhile" in said
+
+
+def test_a_host_that_cannot_be_told_to_bring_its_engine_back_is_not_waited_for(drain, monkeypatch):
+    class Gone(Agent):
+        async def restart(self, _):
+            async def status():
+                raise ConnectError("gpu-3: no agent answers")
+
+            self.status = status
+            raise ConnectError("gpu-3: no route to host")
+
+    monkeypatch.setattr("dynctl.deploy.apply.LOST_S", -1.0)
+    hosts = {
+        "gpu-2": Agent("chat-decode-0", EngineState.STOPPED),
+        "gpu-3": Gone("chat-decode-1", EngineState.STOPPED),
+    }
+
+    code, said = drain(hosts, "chat-*", "--undo")
+
+    assert code == ExitCode.PARTIAL
+    assert "1 of 2 hosts failed; brought back: gpu-2" in said
+    assert "lost meanwhile" not in said
+
+
 def test_an_interrupt_says_that_nothing_was_changed_until_something_is(drain, monkeypatch):
     async def interrupt(*_, **__):
         raise KeyboardInterrupt
