@@ -10,16 +10,19 @@ import os
 import random
 import socket
 from collections import Counter
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from router_bench import events, routed, until
+from router_bench import Bench, events, routed, until
 from router_clock import JumpingLoop
 from router_fakes import MODEL, FakeEngine
 
 from dynctl.core.deployment import EngineState
 from dynctl.http1.server import serve
 from dynctl.http1.upstream import Address, Upstream
+from dynctl.router.run import Router
+from dynctl.router.shared_books import SharedBooks, make_books
 
 SEEDS = [int(seed) for seed in os.environ.get("DYNCTL_SOAK_SEEDS", "1").split()]
 """A longer soak is one with more of them."""
@@ -246,12 +249,13 @@ class Visit:
         return "broken"
 
 
-async def trouble(bench, rng):
+async def trouble(benches, rng):
     """Restart, drain and let in engines; change policies, and who is asked beside them."""
-    desk, policies = bench.desk, ("kv", "least_loaded", "round_robin", "prefix", "random")
-    ill = [engine for engine in bench.engines if not engine.is_well]
+    policies = ("kv", "least_loaded", "round_robin", "prefix", "random")
+    ill = [engine for engine in benches[0].engines if not engine.is_well]
     while True:
         await asyncio.sleep(rng.uniform(0.5, 3.0))
+        desk = rng.choice(benches).desk
         match rng.randrange(5):
             case 0:
                 await rng.choice(ill).restart(rng.uniform(0.0, 2.0))
@@ -271,7 +275,23 @@ async def trouble(bench, rng):
                 desk.set_shadow(rng.choice(("", "round_robin", "prefix")))
 
 
-async def soak(roles, seed):
+@asynccontextmanager
+async def beside(bench, num_processes):
+    """Further routers before the same engines, who share their books of load with the first, as processes of one port do."""
+    books = make_books(num_processes)
+    config = replace(bench.router._config, listen="127.0.0.1:0")
+    async with AsyncExitStack() as stack:
+        routers = [bench.router]
+        for _ in range(num_processes - 1):
+            routers.append(await stack.enter_async_context(Router(config)))
+        for process, router in enumerate(routers):
+            if num_processes > 1:
+                router.desk.books = SharedBooks(books, process, num_processes, router.desk.workers)
+        os.close(books)
+        yield [Bench(router, bench.engines, bench.client) for router in routers]
+
+
+async def soak(roles, seed, num_processes=1):
     """Serve whatever comes; return what became of it, by word."""
     rng = random.Random(seed)
     engines, has_well = [], set()
@@ -279,34 +299,42 @@ async def soak(roles, seed):
         engines.append(Restless(f"e{number}", role, seed, role not in has_well))
         has_well.add(role)
     visits = []
-    async with routed(*engines, settings=SETTINGS) as bench:
-        make_buffers_small(bench.router)
-        upstream = Upstream(Address(host="127.0.0.1", port=bench.router.port))
+    async with (
+        routed(*engines, settings=SETTINGS) as first,
+        beside(first, num_processes) as benches,
+    ):
+        pools = []
+        for bench in benches:
+            make_buffers_small(bench.router)
+            pools.append(Upstream(Address(host="127.0.0.1", port=bench.router.port)))
 
         def begin(group):
             visits.append(Visit(seed, len(visits)))
-            group.create_task(visits[-1].run(upstream))
+            group.create_task(visits[-1].run(pools[len(visits) % num_processes]))
 
-        troubling = asyncio.create_task(trouble(bench, random.Random(f"trouble {seed}")))
         loop = asyncio.get_running_loop()
+        troubling = loop.create_task(trouble(benches, random.Random(f"trouble {seed}")))
         ends_s = loop.time() + LASTS_S
         async with asyncio.TaskGroup() as group:
             while loop.time() < ends_s:
                 await asyncio.sleep(rng.expovariate(1 / rng.choice((0.01, 0.1, 0.4))))
                 begin(group)
         await asyncio.sleep(QUIET_S)
-        await assert_nothing_left(bench, visits)
+        await assert_nothing_left(benches, visits)
         assert not troubling.done()
         troubling.cancel()
         async with asyncio.TaskGroup() as group:
             for _ in range(20):
                 begin(group)
             await asyncio.sleep(0.5)
-            await bench.router.drain()
-        await upstream.close()
+            for bench in benches:
+                group.create_task(bench.router.drain())
+        for pool in pools:
+            await pool.close()
         await asyncio.sleep(1.0)
-        await assert_nothing_left(bench, visits)
-        assert bench.router._entrance._clients[0].num_connections == 0
+        await assert_all_ended(benches, visits)
+        for bench in benches:
+            assert bench.router._entrance._clients[0].num_connections == 0
     return Counter(visit.check() for visit in visits)
 
 
@@ -317,39 +345,56 @@ def make_buffers_small(router):
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
 
 
-async def assert_nothing_left(bench, visits):
-    desk, metrics = bench.desk, bench.desk.metrics
-    workers = {worker.id: worker for worker in desk.workers.all()}
-    # A question of the router's own may just be under way.
-    for name in workers:
-        await until(lambda pool=desk.fleet.routes[name].upstream: pool.num_active == 0)
-    await until(lambda: not any(worker.active_requests for worker in workers.values()))
-    bench.assert_books_balance()
-    assert not any(worker.pending_prefills for worker in workers.values())
-    assert not any(worker.room.booked_tokens for worker in workers.values())
-    assert not any(port.moves for port in desk.placement.links._ports.values())
-    assert metrics.book_faults.value() == 0
-    assert sum(metrics.requests._values.values()) == len(visits)
-    assert all(one["outcome"] for one in json.loads(desk.ring.to_json(10_000)))
-    for engine in bench.engines:
-        assert not engine._tasks
-        if engine.is_well:
-            assert workers[engine.name].failures_in_row == 0
-            assert not [one for one in metrics.engine_failures._values if one[0] == engine.name]
+async def assert_nothing_left(benches, visits):
+    workers = [worker for bench in benches for worker in bench.desk.workers.all()]
+    await until(lambda: not any(worker.active_requests for worker in workers))
+    for bench in benches:
+        bench.assert_books_balance()
+    for worker in workers:
+        assert worker.pending_prefills == 0
+        assert worker.room.booked_tokens == 0
+    await assert_all_ended(benches, visits)
+
+
+async def assert_all_ended(benches, visits):
+    num_counted = 0
+    for bench in benches:
+        desk, metrics = bench.desk, bench.desk.metrics
+        assert not desk.flights
+        assert not len(desk.line)
+        assert desk.budget.num_retrying == 0
+        assert not any(port.moves for port in desk.placement.links._ports.values())
+        assert metrics.book_faults.value() == 0
+        num_counted += sum(metrics.requests._values.values())
+        assert all(one["outcome"] for one in json.loads(desk.ring.to_json(10_000)))
+        for well in [engine.name for engine in bench.engines if engine.is_well]:
+            assert desk.workers.get(well).failures_in_row == 0
+            assert not [one for one in metrics.engine_failures._values if one[0] == well]
+        # A question of the router's own may just be under way.
+        for route in desk.fleet.routes.values():
+            await until(lambda pool=route.upstream: pool.num_active == 0)
+    assert num_counted == len(visits)
+    await until(lambda: not any(engine._tasks for engine in benches[0].engines))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
-    "roles",
-    [("aggregated",) * 3, ("prefill", "prefill", "decode", "decode")],
-    ids=["aggregated", "hand-over"],
+    ("roles", "num_processes"),
+    [
+        (("aggregated",) * 3, 1),
+        (("prefill", "prefill", "decode", "decode"), 1),
+        (("aggregated",) * 3, 2),
+    ],
+    ids=["aggregated", "hand-over", "processes"],
 )
-def test_of_many_requests_in_all_kinds_of_trouble_nothing_stays_behind(roles, seed, caplog):
+def test_of_many_requests_in_all_kinds_of_trouble_nothing_stays_behind(
+    roles, num_processes, seed, caplog
+):
     faults = []
 
     async def main():
         asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
-        became = await soak(roles, seed)
+        became = await soak(roles, seed, num_processes)
         assert set(became) == {"done", "failed", "broken", "left"}, became
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
