@@ -248,6 +248,19 @@ def test_kv_compares_sources_bounds_and_losses(full_view):
     assert rows["routing: held elsewhere"] == ["3%", "2%"]
 
 
+def test_kv_says_how_many_engines_of_its_routes_there_is_no_room_for(full_view):
+    told = [
+        replace(one, engine=f"chat-prefill-{one.request_id}") if one.leg == "prefill" else one
+        for one in decisions(9)
+    ]
+    drawn = shown(full_view("kv", told=told))
+
+    (more,) = [text for text in drawn if re.search(r"… \d+ more", text)]
+    seen = sum(text.startswith(" chat-prefill-r") for text in drawn)
+    assert more.strip() == f"… {9 - seen} more"
+    assert 0 < seen < 9
+
+
 def test_kv_tells_the_index_what_was_moved_and_the_routes(full_view):
     drawn = "\n".join(shown(full_view("kv")))
 

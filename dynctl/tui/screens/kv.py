@@ -35,11 +35,12 @@ def rows(view: View, width: int, height: int) -> list[Line]:
     since = _since(view)
     left = [*_hits(view, since, width if width < WIDE else width // 2), *_losses(view, since)]
     moved = [*_index(view), *_moved(view, since)]
-    matrix = _matrix(view, width if width < WIDE else width // 2 - 2)
     if width >= WIDE:
+        matrix = _matrix(view, width // 2 - 2, height - 1)
         body = beside([*left, line(), *moved], matrix, width)
     else:
-        body = [*left, *moved, *matrix]
+        room = height - 1 - len(left) - len(moved)
+        body = [*left, *moved, *_matrix(view, width, room)]
     return [rule(width), *body][:height]
 
 
@@ -172,8 +173,8 @@ def _moved(view: View, since: HitFigures | None) -> list[Line]:
     return [line(Span(" KV MOVED", "title"), Span("  by class of link", "dim")), *drawn]
 
 
-def _matrix(view: View, width: int) -> list[Line]:
-    """Count the last requests by the engine that prefilled and the one that generates."""
+def _matrix(view: View, width: int, height: int) -> list[Line]:
+    """Count the last requests by the engine that prefilled and the one that generates; what is out of sight is said to be."""
     traces = view.requests()
     seen = f", last {len(traces)} requests seen" if traces else ""
     title = line(Span(" ROUTES", "title"), Span(f"  prefill ↓ × generates →{seen}", "dim"))
@@ -194,6 +195,8 @@ def _matrix(view: View, width: int) -> list[Line]:
             [counts.get((source, target), 0) for target in targets[:fits]], cell_width
         )
         drawn.append(line(f" {cell(source, name_width)} {numbers}"))
+    if len(drawn) > height > 2:
+        drawn[height - 1 :] = [line(Span(f" … {len(drawn) - height + 1} more", "dim"))]
     return drawn
 
 
