@@ -196,7 +196,7 @@ def advice(
         return "run the load generator on another machine: it was the limit, so this says nothing of the arms"
     hits = of.get("hit_rate")
     if outcome is Outcome.IMPROVED:
-        return f"use {arms[1]}: {_grounds(changes, Verdict.BETTER)}{_hits(hits)}"
+        return f"use {arms[1]}: {_grounds(changes, Verdict.BETTER)}{_hits(hits)}{_but(changes)}"
     if outcome is Outcome.WORSE:
         return (
             f"stay with {arms[0]}: with {arms[1]} {_grounds(changes, Verdict.WORSE)}{_hits(hits)}"
@@ -221,6 +221,19 @@ def _grounds(changes: Sequence[Change], verdict: Verdict) -> str:
         if c.figure in DECIDING and c.verdict is verdict and _is_material(c)
     ]
     return ", ".join(found)
+
+
+def _but(changes: Sequence[Change]) -> str:
+    """What decides nothing and still is much worse: its whole interval is."""
+    found = [
+        f"{c.figure} {change_text(c)}"
+        for c in changes
+        if c.figure not in DECIDING
+        and c.verdict is Verdict.WORSE
+        and c.interval is not None
+        and min(map(abs, c.interval)) > c.tolerance
+    ]
+    return f"; but {', '.join(found)}: weigh that by your goals" if found else ""
 
 
 def _hits(change: Change | None) -> str:

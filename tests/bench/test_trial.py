@@ -17,7 +17,9 @@ NUM = 300
 ARMS = ("least_loaded", "kv")
 
 
-def turn(arm, *, factor=1.0, cached_tokens=0, seed=1, ideal=0.6, num_failed=0, **changed):
+def turn(
+    arm, *, factor=1.0, cached_tokens=0, seed=1, ideal=0.6, num_failed=0, gap_s=0.01, **changed
+):
     """Lines differ widely, and alike in each turn; what a turn adds differs a little."""
     lines, own = random.Random(7), random.Random(f"{arm}/{seed}")
     records = []
@@ -27,7 +29,7 @@ def turn(arm, *, factor=1.0, cached_tokens=0, seed=1, ideal=0.6, num_failed=0, *
             records.append(Record(number, "http 503", at_s, at_s))
             continue
         first_s = at_s + factor * base_s * own.lognormvariate(0, 0.02)
-        chunks = tuple(Chunk(first_s + i * 0.01, i + 1) for i in range(3))
+        chunks = tuple(Chunk(first_s + i * gap_s, i + 1) for i in range(3))
         records.append(
             Record(
                 number, "ok", at_s, at_s, first_s=first_s, end_s=chunks[-1].at_s, chunks=chunks,
@@ -59,6 +61,15 @@ def test_a_faster_arm_improves_and_the_advice_says_by_how_much():
     assert found.advice.startswith("use kv: ttft_mean −29")
     assert found.advice.endswith("KV hit rate 0% → 60%")
     assert found.exit_code is ExitCode.OK
+
+
+def test_what_an_improvement_costs_is_said_though_it_does_not_decide():
+    found = trial({}, {"factor": 0.7, "gap_s": 0.02})
+
+    assert found.outcome is Outcome.IMPROVED
+    assert found.advice.endswith(
+        "; but itl_p99 +100.0%, tpot_p50 +100.0%: weigh that by your goals"
+    )
 
 
 def test_a_slower_arm_is_worse():
@@ -119,12 +130,12 @@ def test_only_a_change_beyond_the_tolerance_decides(found, outcome):
 
 
 def test_an_interrupted_round_is_left_out():
-    turns = [turn(0), turn(1), turn(1, is_partial=True)]
-    found = judge_trial(ARMS, turns, is_partial=True)
-
-    assert found.order == ARMS
-    assert found.exit_code is ExitCode.INTERRUPTED
-    assert judge_trial(ARMS, turns[:1], is_partial=True) is None
+    ended, cut = [turn(0), turn(1)], replace(turn(1).report, is_partial=True)
+    for more in ([Turn(1, cut, ())], [turn(1), Turn(0, cut, ())]):
+        found = judge_trial(ARMS, [*ended, *more], is_partial=True)
+        assert found.order == ARMS
+        assert found.exit_code is ExitCode.INTERRUPTED
+    assert judge_trial(ARMS, ended[:1], is_partial=True) is None
 
 
 def test_a_client_at_its_limit_says_nothing_of_the_arms():
