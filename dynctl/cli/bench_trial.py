@@ -218,9 +218,12 @@ async def _take_turns(
     out: Path | None,
     turns: "list[Turn]",
 ) -> None:
-    from dynctl.bench.results import write
+    from dynctl.bench.results import TRIAL, write
     from dynctl.bench.trial import Turn, order_of
 
+    if out is not None:
+        # Of an earlier trial, whose turns are written over from here on.
+        (out / TRIAL).unlink(missing_ok=True)
     order = order_of(rounds)
     for number, arm in enumerate(order):
         if stop.is_set():

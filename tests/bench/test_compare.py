@@ -201,7 +201,7 @@ def test_goodput_of_other_goals_passes_and_fails_no_gate(goals, said):
     ("setting", "said"),
     [({"load": "poisson:20"}, "load poisson:10 and poisson:20"), ({"duration_s": 30.0}, "duration_s 60.0 and 30.0"),
      ({"workload": "synthetic:isl=200,osl=5"}, "synthetic:isl=100,osl=5 and synthetic:isl=200,osl=5"), ({"api": "completions"}, "api chat and completions"),
-     ({"fixed_lengths": False}, "fixed_lengths")],
+     ({"fixed_lengths": False}, "fixed_lengths"), ({"warmup_s": 5.0}, "warmup_s 0.0 and 5.0")],
 )  # fmt: skip
 def test_another_workload_is_refused_with_what_differs(setting, said):
     with pytest.raises(DynctlError, match="not of one workload") as caught:

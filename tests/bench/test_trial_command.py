@@ -241,12 +241,15 @@ def test_show_tells_what_a_directory_got_last(served, trace, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["schema"] == "dynctl.bench/1"
 
 
-def test_a_turn_without_answers_ends_the_trial(served, trace, capsys):
+def test_a_turn_without_answers_ends_the_trial(served, trace, tmp_path, capsys):
     one, other = served(ttft_s=0.0), served(ttft_s=0.0)
     other.faults = [""] * 5 + ["503"] * 1000
     command = ["bench", "replay", trace(single_turn, 12), "--url", one.url, "--url", other.url]
+    earlier = tmp_path / "trial.json"
+    earlier.write_text("{}")
 
-    assert run(command) == ExitCode.REFUSED
+    assert run([*command, "--out", str(tmp_path)]) == ExitCode.REFUSED
+    assert not earlier.exists(), "its turns are no longer there"
     said = f"{other.url}: 0 of 12 requests were answered (http 503)"
     assert said in capsys.readouterr().err
 
