@@ -162,6 +162,35 @@ def test_a_router_that_never_does_ends_up_with_what_it_lacks_and_exit_6(
     assert "dynctl logs r0" in caught.value.hint
 
 
+def test_what_is_waited_for_begins_anew_when_an_engine_is_not_ready_itself(monkeypatch, goals):
+    agent = prefill_and_decode(*[view(UNREACHABLE)] * 4, view())
+    now_s, turns = 0.0, iter([True, True, False, True, True])
+
+    async def status():
+        nonlocal now_s
+        now_s += routed.LIMIT_S * 0.6
+        state = EngineState.READY if next(turns, True) else EngineState.STARTING
+        agent.units = (replace(PREFILL, state=state), DECODE, CHAT_ROUTER)
+        return await Agent.status(agent)
+
+    monkeypatch.setattr(agent, "status", status)
+    monkeypatch.setattr(routed.time, "monotonic", lambda: now_s)
+
+    assert wait(monkeypatch, goals, agent)[1]["a"].units[0].state is EngineState.READY
+    assert len(agent.views) == 1
+
+
+def test_of_some_engines_only_what_these_lack_counts():
+    agent = prefill_and_decode()
+    statuses = {"a": asyncio.run(agent.status())}
+    seen = {"r0": view(UNREACHABLE)}
+
+    assert [each.text for each in routed.lacks(statuses, seen)] == [
+        "chat-prefill-0 is out of its reach"
+    ]
+    assert routed.lacks(statuses, seen, {DECODE.id}) == []
+
+
 def test_of_many_that_are_not_reached_some_are_named(monkeypatch, goals):
     monkeypatch.setattr(routed, "HEARTBEAT_S", -1.0)
     agent = Agent("a")

@@ -120,3 +120,27 @@ def test_a_watch_asks_the_hosts_that_answered(is_lost):
     assert (found.hits == {}) is is_lost
     assert (found.logs == {("a", "e0"): ("x",)}) is not is_lost
     assert (("a", "e0") in found.failures) is is_lost
+
+
+def test_a_watch_asks_no_host_that_was_lost_after_it_answered():
+    class Leaving(Source):
+        is_gone = False
+
+        async def sample(self):
+            if self.is_gone:
+                raise ConnectError("a: lost")
+            return await super().sample()
+
+    source = Leaving(hits=b"{}", log=["x"])
+
+    async def main():
+        async with watch("prod", {"a": source}, 0.01) as watched:
+            snapshots = aiter(watched)
+            await anext(snapshots)
+            source.is_gone = True
+            while not (await anext(snapshots)).hosts[0].error:
+                pass
+            return await watched.answer(Asks(hits=True, logs=(("a", "e0"),)))
+
+    assert asyncio.run(main()).failures == {("a", "e0"): "a cannot be asked"}
+    assert source.asked == []

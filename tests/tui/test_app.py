@@ -302,6 +302,22 @@ def test_a_screen_is_asked_for_what_it_needs_and_the_overview_for_nothing(snapsh
     assert asked.logs == (("gpu-02", "chat-decode-0"),)
 
 
+def test_a_screen_that_was_shown_before_anything_was_known_is_asked_for_at_the_first_look(
+    snapshots,
+):
+    def answers(asks):
+        return Answers(logs={name: (f"INFO line of {name[1]}",) for name in asks.logs})
+
+    async def scenario(app, driver):
+        await driver.press("6")
+        await driver.pause(0.05)
+        before = list(app._watched.asked)
+        app.post_message(SnapshotTaken(snapshots(1), 1.0))
+        return before, await until_shown(app, driver, "INFO line of chat-router")
+
+    assert pilot(scenario, answers=answers)[0] == []
+
+
 def test_requests_appear_as_routers_tell_of_them(snapshots):
     told = Told("r", "whole", "chat-decode-0", 1.7e9, shown_id="abcdef12", prompt_tokens=77)
 

@@ -337,7 +337,8 @@ def test_a_log_shows_its_newest_lines_and_marks_trouble(full_view):
 
     assert drawn[2].startswith(" chat-decode-0  on gpu-02   2 of 7, < > another")
     assert drawn[20].strip() == "INFO line 39"
-    assert "44 lines" in drawn[21]
+    assert ("44 lines" in drawn[21], "newest" in drawn[21]) == (True, True)
+    assert "5 below" in shown(full_view("logs", place=replace(name, cursor=5)))[21]
     oldest = shown(full_view("logs", place=replace(name, cursor=99)))
     assert oldest[3:7] == [" INFO one", "!WARNING two", " INFO three", "!ERROR four"]
 
