@@ -39,7 +39,7 @@ SETTINGS = {
     "kv_lease_s": 2.0,
     "kv_lease_margin_s": 0.5,
     "engine_poll_s": 0.3,
-    "max_requests_per_engine": 3,
+    "max_requests_per_engine": 5,
     "queue_limit": 12,
     "priority_ageing_s": 0.5,
     "session_ttl_s": 3.0,
@@ -256,7 +256,7 @@ async def trouble(benches, rng):
     while True:
         await asyncio.sleep(rng.uniform(0.5, 3.0))
         desk = rng.choice(benches).desk
-        match rng.randrange(5):
+        match rng.randrange(4):
             case 0:
                 await rng.choice(ill).restart(rng.uniform(0.0, 2.0))
             case 1:
@@ -267,12 +267,13 @@ async def trouble(benches, rng):
                     await asyncio.sleep(rng.uniform(0.1, 2.0))
             case 2:
                 desk.set_policy(rng.choice(policies))
-            case 3:
-                # So that most of the time short requests take the short way.
+                await asyncio.sleep(rng.uniform(0.1, 2.0))
+                # So that short requests mostly take the short way.
                 desk.set_policy("kv")
+            case 3:
+                desk.set_shadow(rng.choice(("round_robin", "prefix")))
+                await asyncio.sleep(rng.uniform(0.1, 2.0))
                 desk.set_shadow("")
-            case 4:
-                desk.set_shadow(rng.choice(("", "round_robin", "prefix")))
 
 
 @asynccontextmanager
