@@ -638,3 +638,30 @@ def test_expected_output_is_learned_per_route_key():
     assert 950 <= lengths.expected("long", None) <= 1050
     assert lengths.expected("long", 64) == 64
     assert 300 <= lengths.expected("unknown", None) <= 700
+
+
+@pytest.mark.parametrize("draw", [0.0, 0.3, 0.6, 0.99])
+def test_a_prompt_nobody_has_goes_where_nobody_waits_for_it(draw):
+    policy = load_policy("kv")
+    busy, idle = (
+        load(name, active)._replace(decode_ms_per_token=0.0)
+        for name, active in (("b", 2), ("i", 0))
+    )
+    need = Need(2000, 100, 0, near_ms=0.0, near_ratio=0.0)
+
+    assert policy.choose(need, [busy, idle, busy], [0, 0, 0], draw) == 1
+    one, other = map(sum, policy.terms(need, [busy, idle], [0, 0]))
+    assert one - other == pytest.approx(0.3 * 2 * 205.0)
+    # Somebody has it: where it is less work is what counts.
+    one, other = map(sum, policy.terms(need, [busy, idle], [16, 0]))
+    assert one - other == pytest.approx(-1.6)
+    # Where there is only prefill, nobody is answered.
+    one, other = map(sum, policy.terms(need._replace(output_tokens=1), [busy, idle], [0, 0]))
+    assert one == other
+
+
+@pytest.mark.parametrize("draw", [0.0, 0.3, 0.6, 0.99])
+def test_of_near_equals_the_one_with_fewer_requests_under_way_is_taken(draw):
+    busy = load("b", 2, recent=0.9)._replace(decode_ms_per_token=0.0)
+    need = Need(64, 100, 0, near_ms=1.0)
+    assert load_policy("kv").choose(need, [busy, load("i")], [16, 16], draw) == 1

@@ -33,6 +33,11 @@ _SHARE_PRIOR = 4.0
 on its word are the ones that turn out not to be needed."""
 
 
+_HELD_UP = 0.3
+"""What a prompt that nobody has cached costs each request under way where it goes, in its prefills: that is the same work on
+every engine, but who is answered there waits for it."""
+
+
 _RECENT = itemgetter(Load._fields.index("recent"))
 
 
@@ -91,7 +96,8 @@ def _of_two(near: Sequence[int], loads: Sequence[Load], draw: float) -> int:
     """Draw two of several equally good positions and take the one that had less lately.
 
     What nobody has cached costs the same on all engines below their share: this is balance that costs nothing.
-    Always taking the least would send what several routers decide at once to one engine.
+    First of all requests under way: they are the ones that a prefill holds up. Always taking the least would send what several
+    routers decide at once to one engine.
     """
     others = len(near) - 1
     if not others:
@@ -100,7 +106,9 @@ def _of_two(near: Sequence[int], loads: Sequence[Load], draw: float) -> int:
     first = int(place)
     second = int((place - first) * others)
     one, other = near[first], near[second + (second >= first)]
-    return one if loads[one].recent <= loads[other].recent else other
+    a, b = loads[one], loads[other]
+    is_less = (a.active_requests, a.recent) <= (b.active_requests, b.recent)
+    return one if is_less else other
 
 
 def _near_limit(need: Need, best_ms: float) -> float:
@@ -129,11 +137,13 @@ def _costs(
     prompt, output, now_s = need[0], float(need[1]), need.now_s
     prompt_tokens = float(prompt)  # between two floats a comparison is three times as fast
     linear_ms, square_ms = _SHARE * share_ms, _SHARE_SQUARE * share_ms
+    held_up = _held_up(need, overlaps)
     return [
         base_ms
         + (prompt - overlap) * uncached_ms
         + ((free_at_s - now_s) * 1e3 if free_at_s > now_s else 0.0)
         + output * decode_ms
+        + (held_up * active * (base_ms + prompt * prefill_ms) if held_up else 0.0)
         + (_memory_ms(need, prompt_tokens - room, capacity) if prompt_tokens > room else 0.0)
         + (
             (excess := (recent - fair) * shares) * (linear_ms + square_ms * excess)
@@ -142,14 +152,14 @@ def _costs(
         )
         for (
             _,
-            _,
+            prefill_ms,
             base_ms,
             free_at_s,
             decode_ms,
             recent,
             room,
             capacity,
-            _,
+            active,
             _,
             uncached_ms,
             _,
@@ -162,11 +172,13 @@ def _all_terms(
     need: Need, loads: Sequence[Load], overlaps: Sequence[int]
 ) -> list[tuple[float, ...]]:
     fair, shares, share_ms = _fairness(need, loads)
+    held_up = _held_up(need, overlaps)
     return [
         (
             *_prefill_terms(need, load, overlap),
             _room_ms(need, load, overlap),
-            need.output_tokens * load.decode_ms_per_token,
+            need.output_tokens * load.decode_ms_per_token
+            + held_up * load.active_requests * _prefill_terms(need, load, 0)[0],
             _memory_ms(need, need.prompt_tokens - load.room_tokens, load.capacity_tokens),
             (excess := max(load.recent - fair, 0.0) * shares)
             * share_ms
@@ -174,6 +186,11 @@ def _all_terms(
         )
         for load, overlap in zip(loads, overlaps, strict=True)
     ]
+
+
+def _held_up(need: Need, overlaps: Sequence[int]) -> float:
+    """Nobody is answered on engines that only prefill, and nobody waits for a transfer."""
+    return 0.0 if need.is_moved or need.output_tokens <= 1 or any(overlaps) else _HELD_UP
 
 
 def _prefill_terms(need: Need, load: Load, overlap: int) -> tuple[float, float]:
