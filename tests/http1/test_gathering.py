@@ -232,6 +232,7 @@ class Paused:
         self.is_paused = False
 
 
+@pytest.mark.source
 def test_only_what_follows_a_read_at_once_is_put_off():
     loop, fast, slow = Loop(), Paused(), Paused()
     gatherer = Gatherer(loop, 0.25)
