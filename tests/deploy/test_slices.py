@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from dynctl.core.inventory import EngineSpec, RouterWish
-from dynctl.core.plan import ENGINE_DEFAULT, Sourced
+from dynctl.core.plan import ENGINE_DEFAULT, Parallelism, Sourced
+from dynctl.deploy.preflight import _ports
 from dynctl.deploy.slices import listens_openly, make_slices, routed_by_text
 from dynctl.router.config import ApiKeyHash, parse_config
 
@@ -16,6 +17,29 @@ def test_every_engine_and_router_of_the_plan_is_in_exactly_one_slice(plan, inven
     assert [e.id for e in slices["b"].engines] == ["chat-decode-1"]
     assert [r.id for r in slices["a"].routers] == ["chat-router"]
     assert slices["b"].routers == ()
+
+
+def spread(plan):
+    """The plan with engines of another size in each way there is."""
+    (chat,) = plan.deployments
+    prefill, decode = chat.pools
+    prefill = replace(prefill, parallelism=Parallelism(2, 3, 4, 8))
+    return replace(plan, deployments=(replace(chat, pools=(prefill, decode)),))
+
+
+def test_engines_get_the_sizes_of_their_pool(plan, inventory, ground):
+    first, second = make_slices(spread(plan), inventory, ground)["a"].engines
+
+    assert (first.tp, first.pp, first.dp, first.ep) == (2, 3, 4, 8)
+    assert (second.tp, second.pp, second.dp, second.ep) == (1, 1, 1, 1)
+
+
+def test_each_rank_of_an_engine_needs_its_own_port(plan, inventory, ground):
+    made = make_slices(spread(plan), inventory, ground)["a"]
+
+    ports = [port for _, port in _ports(made, {"chat-prefill-0"})]
+    assert ports[-4:] == [18801, 18802, 18803, 18804]
+    assert sum("NIXL" in text for text in listens_openly(made)) == 4 + 1
 
 
 def test_router_configuration_is_one_the_router_accepts_and_names_every_relay(
