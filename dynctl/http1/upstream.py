@@ -353,7 +353,8 @@ class Upstream:
         return connection if self.address.ssl is None else TlsReads(connection)
 
     def _sweep(self) -> None:
-        self._sweep_timer = None
+        # Before all else: whoever is told of an error may send again, and would set it, too.
+        self._sweep_timer = self._loop.call_later(_SWEEP_S, self._sweep)
         self.tick += 1
         now_s = self._now_s()
         oldest_tick = self.tick - self._max_silent_ticks
@@ -366,9 +367,9 @@ class Upstream:
         for connection in [one for one in self._idle if one.idle_since_s < oldest_s]:
             self.forget(connection)
             connection.close()
-        # Whoever was told of an error may have sent again, and set it.
-        if self._sweep_timer is None and (self._calls or self._idle):
-            self._sweep_timer = self._loop.call_later(_SWEEP_S, self._sweep)
+        if not (self._calls or self._idle):
+            self._sweep_timer.cancel()
+            self._sweep_timer = None
 
 
 class _Whole:
