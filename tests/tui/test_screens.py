@@ -99,6 +99,15 @@ def test_a_screen_shows_no_zero_before_anything_is_known(choices):
     assert not any(word in {"0", "0%", "0.0", "0.0%"} for word in everything.split())
 
 
+@pytest.mark.parametrize(("num_decode", "num"), [(3, 60), (19, 30), (99, 10)])
+def test_of_many_engines_fewer_decisions_are_asked_since_each_names_them_all(
+    make_view, num_decode, num
+):
+    view = make_view(ticks=1, num_decode=num_decode, choices=Choices(screen="requests"))
+
+    assert screen_of(view.choices).asks(view).num_decisions == num
+
+
 @pytest.mark.parametrize("screen", [*SCREENS, ENGINE], ids=lambda one: one.name)
 def test_a_screen_says_what_it_asks_and_stays_within_its_room(full_view, screen):
     view = full_view(choices=Choices(screen=screen.name))
