@@ -50,6 +50,17 @@ def test_set_up_and_bandwidth_are_learned_per_pair():
     assert links.cost("p", "near", 1000, now_s, now_s).move_ms == pytest.approx(11, rel=0.2)
 
 
+@pytest.mark.parametrize("tokens", [9, 15, 16])
+def test_less_than_a_block_tells_nothing_of_a_link(tokens):
+    """A decode engine's first step takes as long, whatever was moved."""
+    links = Links(2.0, 0.005)
+    for i in range(5):
+        transfer(links, tokens, 0.015, float(i))
+    move_ms = links.cost("p", "d", 1000, 5.0, 5.0).move_ms
+    assert (move_ms == pytest.approx(7.0)) == (tokens < 16)
+    assert links.moved_tokens["unknown"] == 5 * tokens
+
+
 def test_a_link_slower_than_declared_by_any_factor_takes_no_longer_to_set_up():
     links = Links(3.0, 0.005)
     for i in range(20):

@@ -240,7 +240,8 @@ def test_what_is_handed_over_is_counted_streamed_or_not_and_only_a_first_token_t
         engines = FakeEngine("p0", "prefill"), FakeEngine("d0", "decode")
         async with routed(*engines, policy="kv") as bench:
             links = bench.desk.placement.links
-            before = links.cost("p0", "d0", 1000, 0.0, 0.0).move_ms
+            began_s = bench.desk.now_s()
+            before = links.cost("p0", "d0", 1000, began_s, began_s).move_ms
             for number in range(3):
                 prompt = f"{number}" * 2000
                 answer = await bench.client.complete(prompt=prompt, stream=is_stream)
@@ -249,7 +250,8 @@ def test_what_is_handed_over_is_counted_streamed_or_not_and_only_a_first_token_t
             asked = sum(one.move_tokens for one in bench.desk.ring.newest(9) if one.leg == "decode")
             assert asked > 0
             assert sum(links.moved_tokens.values()) == asked
-            after = links.cost("p0", "d0", 1000, 1e9, 1e9).move_ms
+            ended_s = bench.desk.now_s()
+            after = links.cost("p0", "d0", 1000, ended_s, ended_s).move_ms
             assert (after != before) == is_stream
 
     run(main)
