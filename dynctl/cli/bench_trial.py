@@ -255,7 +255,7 @@ def show_trial(trial: "Trial", out: Path | None, output: Output) -> int:
     try:
         if out is not None:
             save(out / TRIAL, trial)
-            say(f"written: {out / 'trial.json'}, and {out}/turn-N, each as of bench run --out")
+            say(f"written: {out / TRIAL}, and {out}/turn-N, each as of bench run --out")
     finally:
         if output is Output.JSON:
             emit_json(trial)
