@@ -109,6 +109,9 @@ class Settings:
     warm_prefixes: int = 8
     """So many of the prefixes most conversations begin with are computed on an engine that joins others, before clients
     ask for them there; 0: none."""
+    warm_idle: int = 6
+    """So many times a minute an idle engine with free KV memory computes a hot prefix whose holders are above their share;
+    0: never."""
     session_ttl_s: float = 600.0
     """For so long after its last request a session (`X-Dynctl-Session`) goes on at the engine that had that one; 0: the
     field is not looked at."""

@@ -1,4 +1,4 @@
-"""Prefixes that many conversations begin with, with their tokens: what an engine that joins is warmed with.
+"""Prefixes that many conversations begin with, with their tokens: what engines that join or are idle are warmed with.
 
 Not here: sending them anywhere (`warming`). Pure.
 """
@@ -49,3 +49,8 @@ class HotPrefixes:
         """Return at most so many, hottest first."""
         blocks = sorted(self._heat, key=self._heat.__getitem__, reverse=True)[:limit]
         return [HotPrefix(block, self._tokens[block]) for block in blocks]
+
+    def above(self, starts: float, now_s: float) -> list[HotPrefix]:
+        """Return those that so many conversations began with lately, hottest first."""
+        least = now_s / _RECENT_S + math.log(starts)
+        return [one for one in self.hottest(len(self._heat)) if self._heat[one.block] >= least]

@@ -27,6 +27,9 @@ _REASONS = [
     *(("deadline",), ("at_capacity",)),
 ]
 
+_WARMED = (("reason",), (("joined",), ("idle",)))
+"""Label and values."""
+
 
 class Counter:
     """A counter, by the values of its labels."""
@@ -150,7 +153,7 @@ class Metrics:
         self.fallbacks = self._counter("fallbacks_total", "Choices by load after a fault.")
         self.book_faults = self._counter("book_faults_total", "Requests whose books have gaps.")
         self.warmed_tokens = self._counter(
-            "warmed_tokens_total", "Tokens of hot prefixes computed on engines that joined."
+            "warmed_tokens_total", "Tokens of hot prefixes computed beforehand.", *_WARMED
         )
         self.kv_frames = self._counter("kv_frames_total", "KV index updates applied.", ("kind",))
         self.ttft = self._histogram(

@@ -38,9 +38,9 @@ def test_an_engine_that_joins_computes_hot_prefixes_and_then_serves_them_from_it
 
             await sims[1].start(bench.text)
             metrics = bench.desk.metrics
-            await until(lambda: metrics.warmed_tokens.value() > 0)
+            await until(lambda: metrics.warmed_tokens.value("joined") > 0)
 
-            assert metrics.warmed_tokens.value() == 320
+            assert metrics.warmed_tokens.value("joined") == 320
             prompt = bench.desk.hashers.of(16).prompt(hot)
             await until(lambda: bench.desk.index.match(prompt).get("e1") == 320 // 16)
             assert "e1" not in bench.desk.index.match(bench.desk.hashers.of(16).prompt(rare))
