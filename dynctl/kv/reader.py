@@ -26,7 +26,9 @@ MAX_ERRORS_PER_MINUTE = 10
 _RESUBSCRIBE_S = 0.25
 _HWM = 20_000
 _SLICE = 100
-"""Messages taken before other work on the loop gets its turn."""
+"""Messages taken before other work on the loop gets its turn, …"""
+_SLICE_BYTES = 4 * 1024
+"""… or so many bytes, if that is less: some 60 blocks. A request is several turns, and each engine has a slice in every one."""
 _MAX_SEQ = 2**56
 """No engine counts so far: eight letters where a number should be, from messages put together."""
 _BEHIND_S = 2.0
@@ -223,7 +225,7 @@ class KvEventReader:
 
     def _on_connected(self) -> None:
         """Look whether it is still the same engine that answers, each time the subscription connects."""
-        for frames in self._take("connected", self._monitor, self._on_connected):
+        for frames in self._take("connected", self._monitor, self._on_connected)[0]:
             if int.from_bytes(frames[0][:2], sys.byteorder) == zmq.EVENT_CONNECTED:
                 is_first, self._was_connected = not self._was_connected, True
                 look = self._sequence.connected if is_first else self._sequence.reconnected
@@ -239,8 +241,8 @@ class KvEventReader:
         self._on_live()
 
     def _on_live(self) -> None:
-        messages = self._take("live", self._sub, self._on_live, has_three=True)
-        if len(messages) < _SLICE:
+        messages, is_cut = self._take("live", self._sub, self._on_live, has_three=True)
+        if not is_cut:
             self._full_since_s = None
         elif self._full_since_s is None:
             self._full_since_s = self._now()
@@ -270,7 +272,7 @@ class KvEventReader:
 
     def _on_replay(self) -> None:
         asked = self._replay
-        for frames in self._take("replay", asked, self._on_replay):
+        for frames in self._take("replay", asked, self._on_replay)[0]:
             if self._replay is not asked:
                 return  # given up, or asked anew: the rest answers the old question
             # ["", topic, sequence, payload]; older releases leave out the topic.
@@ -294,8 +296,8 @@ class KvEventReader:
         again: Callable[[], None],
         *,
         has_three: bool = False,
-    ) -> list[list[bytes]]:
-        """Read what has arrived, at most a slice; comes back soon for the rest.
+    ) -> tuple[list[list[bytes]], bool]:
+        """Read what has arrived, at most a slice; comes back soon for the rest, if it says that there may be one.
 
         `has_three`: every message should have three frames. So whether another follows is asked once, since asking takes as
         long as reading one. All frames of a message arrive together; one that has fewer is put together with the next, and
@@ -303,23 +305,27 @@ class KvEventReader:
         """
         taken: list[list[bytes]] = []
         if socket is None or self._loop is None:
-            return taken
+            return taken, False
         receive = socket.recv
+        is_cut, left_bytes = False, _SLICE_BYTES
         with suppress(zmq.Again):
-            while len(taken) < _SLICE:
+            while len(taken) < _SLICE and left_bytes > 0:
                 if not has_three:
-                    taken.append(socket.recv_multipart(zmq.NOBLOCK))
-                    continue
-                frames = [receive(zmq.NOBLOCK)]
-                taken.append(frames)
-                frames.append(receive(zmq.NOBLOCK))
-                frames.append(receive(zmq.NOBLOCK))
-                while socket.getsockopt(zmq.RCVMORE):
+                    frames = socket.recv_multipart(zmq.NOBLOCK)
+                    taken.append(frames)
+                else:
+                    frames = [receive(zmq.NOBLOCK)]
+                    taken.append(frames)
                     frames.append(receive(zmq.NOBLOCK))
-        if len(taken) == _SLICE:
+                    frames.append(receive(zmq.NOBLOCK))
+                    while socket.getsockopt(zmq.RCVMORE):
+                        frames.append(receive(zmq.NOBLOCK))
+                left_bytes -= len(frames[-1])
+            is_cut = True
+        if is_cut:
             # The descriptor is edge-triggered: without this call the rest would wait for the next message.
             self._later(name, 0.0, again)
-        return taken
+        return taken, is_cut
 
     def _on_tick(self) -> None:
         now_s = self._now()

@@ -476,6 +476,39 @@ def test_k19_a_reader_that_cannot_keep_up_says_that_it_knows_nothing(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("payload_bytes", "num_taken"), [(10, 100), (1000, 5), (4096, 1), (100_000, 1)]
+)
+def test_k19_a_read_leaves_the_loop_to_others_after_so_many_bytes(
+    zmq_context, payload_bytes, num_taken
+):
+    class Full:
+        """A socket with more than is ever taken at once."""
+
+        num_received = 0
+
+        def recv(self, flags):
+            assert flags == zmq.NOBLOCK
+            self.num_received += 1
+            return bytes((0, 8, payload_bytes)[(self.num_received - 1) % 3])
+
+        def getsockopt(self, option):
+            assert option == zmq.RCVMORE
+            return 0
+
+    async def main():
+        reader = KvEventReader("ipc:///nobody", None, "", Sink(), context=zmq_context)
+        reader._loop = asyncio.get_running_loop()
+        goes_on = asyncio.Event()
+        taken, is_cut = reader._take("live", Full(), goes_on.set, has_three=True)
+        await asyncio.wait_for(goes_on.wait(), 60)
+
+        assert (len(taken), is_cut) == (num_taken, True)
+        assert [len(frame) for frame in taken[-1]] == [0, 8, payload_bytes]
+
+    asyncio.run(main())
+
+
 def test_k15_a_frame_larger_than_any_batch_does_not_get_in(tmp_path, zmq_context):
     async def main():
         sink = Sink()
