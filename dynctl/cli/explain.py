@@ -48,6 +48,12 @@ _LINKS = {
     "tcp": "TCP",
     "unknown": "a link that is not known here",
 }
+_PRICES = {
+    "learned": "learned from transfers",
+    "measured": "as linktest measured",
+    "nominal": "by its devices' nominal rate",
+    "assumed": "assumed: neither measured nor learned yet",
+}
 _HIT_TARGETS = ("/policy", "/hits", "/findings", "/shadow")
 
 
@@ -365,7 +371,9 @@ def _path(decision: dict[str, Any]) -> str:
     if costs is None:
         return f"{_PATHS.get(decision['path'], decision['path'])}{moved}"
     both = f"copy {_ms(costs['copy_ms'])}, recompute {_ms(costs['recompute_ms'])}"
-    return f"{decision['path']} ({both}){moved}"
+    basis = decision.get("link_price")
+    price = f"; the link's price is {_PRICES.get(basis, basis)}" if basis else ""
+    return f"{decision['path']} ({both}{price}){moved}"
 
 
 def _to_move(decision: dict[str, Any]) -> str:

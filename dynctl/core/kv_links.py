@@ -28,11 +28,45 @@ class EnginePlace:
     has_rdma: bool = False
 
 
-class LinkClasses:
-    """The class of any pair of engines."""
+MEASURED = "measured"
+"""By `linktest`."""
+NOMINAL = "nominal"
+"""By what the devices say of themselves."""
 
-    def __init__(self, places: Iterable[EnginePlace] = ()) -> None:
+
+@dataclass(frozen=True, slots=True)
+class LinkRate:
+    """What is known of one class of link from one host to another before anything was moved over it."""
+
+    source_host: str
+    target_host: str
+    link: str
+    """One of the classes above."""
+    ms_per_token: float
+    latency_ms: float = 0.0
+    """Of the link alone, before the first byte."""
+    basis: str = MEASURED
+    """`measured` or `nominal`."""
+
+    @property
+    def route(self) -> tuple[str, str, str]:
+        """What it is of: hosts and class."""
+        return self.source_host, self.target_host, self.link
+
+
+class LinkClasses:
+    """The class of any pair of engines, and what is known of such links."""
+
+    def __init__(self, places: Iterable[EnginePlace] = (), rates: Iterable[LinkRate] = ()) -> None:
         self._places = {place.id: place for place in places}
+        self.rates = tuple(rates)
+
+    def route(self, source: str, target: str) -> tuple[str, str, str]:
+        """The hosts of two engines and what joins them; empty names where nobody said where they stand."""
+        one, other = self._places.get(source), self._places.get(target)
+        if one is None or other is None:
+            return "", "", UNKNOWN
+        return one.host_name, other.host_name, self.of(source, target)
 
     def of(self, source: str, target: str) -> str:
         """Name what joins two engines."""

@@ -12,6 +12,7 @@ from dynctl.core.hardware import Topology
 from dynctl.core.inventory import DeploymentWish, Inventory
 from dynctl.core.plan import Plan, PlannedDeployment, PlannedHost, Pool, Replica, Role, Sourced
 from dynctl.deploy.engine_places import engine_places, kv_bytes_per_token
+from dynctl.deploy.link_rates import link_rates
 from dynctl.deploy.places import Place
 from dynctl.router.config import (
     ApiKeyHash,
@@ -170,6 +171,8 @@ def _router(
     if router.tls_cert and router.tls_key:
         cert, key = (place.tls(f"server-{planned.name}.{suffix}") for suffix in ("crt", "key"))
         server_tls = TlsFiles(cert=cert, key=key)
+    settings = {"kv_bytes_per_token": kv_bytes_per_token(planned, wish)} | dict(router.settings)
+    bytes_per_token = int(settings["kv_bytes_per_token"])
     config = RouterConfig(
         listen=planned.router.listen,
         deployment=planned.name,
@@ -184,12 +187,11 @@ def _router(
         server_tls=server_tls,
         allow_insecure_listen=router.allow_insecure_listen,
         places=engine_places(planned, ground.topology),
+        link_rates=link_rates(planned, ground.topology, bytes_per_token),
         decision_log=place.decisions(f"{planned.name}-router"),
     )
     content = msgspec.to_builtins(config)
-    content["settings"] = {"kv_bytes_per_token": kv_bytes_per_token(planned, wish)} | dict(
-        router.settings
-    )
+    content["settings"] = settings
     return RouterUnit(f"{planned.name}-router", planned.name, content, planned.router.listen)
 
 

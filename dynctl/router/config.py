@@ -4,6 +4,7 @@ Not here: reading files, opening sockets. Unknown keys are refused, so that a mi
 Pure.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 
 from dynctl.core.addresses import is_loopback
-from dynctl.core.kv_links import EnginePlace
+from dynctl.core.kv_links import LINK_CLASSES, MEASURED, NOMINAL, EnginePlace, LinkRate
 from dynctl.core.route_keys import MAX_ROUTE_KEY_CHARS, is_body_field, is_route_key
 from dynctl.core.router_settings import Settings, make_settings
 from dynctl.errors import UsageError
@@ -127,6 +128,8 @@ class RouterConfig:
     """Processes on the port."""
     places: tuple[EnginePlace, ...] = ()
     """Of engines that hand KV over; of others nobody knows what joins them."""
+    link_rates: tuple[LinkRate, ...] = ()
+    """Of links between those places, as far as they are known; of others the settings' assumption holds until learned."""
     decision_log: str = ""
     """Directory for decisions beyond those remembered; empty: none are written."""
     settings: Settings = field(default_factory=Settings)
@@ -216,6 +219,7 @@ def check_config(config: RouterConfig) -> RouterConfig:
         raise UsageError(
             f"no body has a field {config.route_key_field!r}", "write user, or metadata.team"
         )
+    _check_rates(config.link_rates)
     if config.relays and config.tls is None:
         raise UsageError("relays are reached over mutual TLS, and there is no tls section")
     return config
@@ -234,6 +238,25 @@ def _check_ranks(engine: EngineTarget) -> None:
                 "each rank has the next port: write tcp://HOST:PORT; "
                 f"or a Unix socket with {COUNTED!r} in its path, to which vLLM adds _dpN",
             )
+
+
+def _check_rates(rates: Sequence[LinkRate]) -> None:
+    """Refuse what no link is like, and two rates of one."""
+    for rate in rates:
+        where = f"link rate from {rate.source_host} to {rate.target_host}"
+        if rate.link not in LINK_CLASSES:
+            raise UsageError(
+                f"{where}: no link {rate.link!r}", f"links are {', '.join(LINK_CLASSES)}"
+            )
+        if rate.basis not in {MEASURED, NOMINAL}:
+            raise UsageError(f"{where}: no basis {rate.basis!r}", f"it is {MEASURED} or {NOMINAL}")
+        if not (0.0 < rate.ms_per_token < math.inf and 0.0 <= rate.latency_ms < math.inf):
+            raise UsageError(
+                f"{where}: {rate.ms_per_token:g} ms a token after {rate.latency_ms:g} ms",
+                "both are finite, a token takes more than 0 and nothing less",
+            )
+    if len({rate.route for rate in rates}) != len(rates):
+        raise UsageError("two link rates are of the same hosts and class", "give one of each")
 
 
 def _refuse_shared_places(engines: Sequence[EngineTarget]) -> None:
@@ -257,6 +280,7 @@ _NESTED: dict[str, type] = {
     "engines": EngineTarget,
     "relays": RelayTarget,
     "places": EnginePlace,
+    "link_rates": LinkRate,
     "api_keys": ApiKeyHash,
     "tls": TlsFiles,
     "server_tls": TlsFiles,

@@ -43,6 +43,8 @@ class Decision(msgspec.Struct, eq=False):
     """… what the decode engine lacks of the prompt, …"""
     move_bytes: int = 0
     """… and what that takes; 0: not known."""
+    link_price: str = ""
+    """With pools, where a move was priced: what its price rests on (`transfer_cost.Links.basis`)."""
     path_reason: str = ""
     """With pools: `copy`, or why the decode engine prefills itself."""
     is_fallback: bool = False
@@ -173,6 +175,7 @@ class Decision(msgspec.Struct, eq=False):
             "path": self.path_reason,
             "costs": None if self.costs is None else self.costs._asdict(),
             "link": self.link,
+            "link_price": self.link_price,
             "move_tokens": self.move_tokens,
             "move_bytes": self.move_bytes,
             "session": self.session,

@@ -105,7 +105,7 @@ class Desk:
         self.placement = Placement(
             *(self.workers, self.index, load_policy(config.policy), settings, self.rng),
             Sessions(settings.session_ttl_s, are_processes_many=config.workers > 1),
-            LinkClasses(config.places),
+            LinkClasses(config.places, config.link_rates),
         )
         self.decision_log = open_log(config)
         self.ring = DecisionRing(

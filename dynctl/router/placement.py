@@ -161,7 +161,7 @@ class Placement:
         pick = self._pick(order, "prefill", view, prefills, now_s, others=[main])
         booking, decision = self._book(order, pick)
         move = self._book_move(order, pick.worker, main, now_s)
-        self._note_move(move, decision)
+        self._note_move(move, now_s, decision)
         outlook = self._outlook(order, pick)
         held = decision.overlap_tokens
         return Placed(None, booking, held, move, outlook, decisions=[decision])
@@ -200,6 +200,9 @@ class Placement:
         main = self._pick(order, "decode", view, mains, now_s, prefill)
         reason, costs = way(settings, self.links, main, prefill, now_s, is_weighed=is_weighed)
         main.decision.costs = prefill.decision.costs = costs
+        if costs is not None:
+            basis = self.links.basis(prefill.worker.id, main.worker.id, now_s)
+            main.decision.link_price = prefill.decision.link_price = basis
         main.decision.path_reason = prefill.decision.path_reason = reason or "copy"
         if reason:
             booking, decision = self._book(order, main)
@@ -211,7 +214,7 @@ class Placement:
         booking, decision = self._book(order, main)
         prefill_booking, prefill_decision = self._book(order, prefill)
         move = self._book_move(order, prefill.worker, main.worker, now_s, main.overlap)
-        self._note_move(move, decision, prefill_decision)
+        self._note_move(move, now_s, decision, prefill_decision)
         return Placed(
             booking,
             prefill_booking,
@@ -234,8 +237,10 @@ class Placement:
         tokens = max(order.prompt.num_tokens - overlap, 1)
         return self.links.book(source.id, target.id, tokens, source.free_at_s, now_s)
 
-    def _note_move(self, move: Move, *decisions: Decision) -> None:
+    def _note_move(self, move: Move, now_s: float, *decisions: Decision) -> None:
+        basis = self.links.basis(move.source, move.target, now_s)
         for decision in decisions:
+            decision.link_price = basis
             decision.link = self.links.classes.of(move.source, move.target)
             decision.move_tokens = move.tokens
             decision.move_bytes = move.tokens * self._settings.kv_bytes_per_token

@@ -167,6 +167,7 @@ class SteadyLine:
         "_young",
         "base",
         "num_seen",
+        "seen_share",
         "slope",
     )
 
@@ -183,6 +184,8 @@ class SteadyLine:
         self._seen_s = self._worked_out_s = -math.inf
         self.num_seen = 0.0
         """Observations, its own and its peers', as far as they are believed."""
+        self.seen_share = 0.0
+        """How much of the line these make up; the rest is what was declared."""
         self.base, self.slope = declared.base, declared.slope
 
     def learn(self, x: float, y: float, now_s: float) -> None:
@@ -214,10 +217,12 @@ class SteadyLine:
         if self._is_own_old:
             self._renew()
         peers, own, trust = self._peers, self._own, self._trust(now_s)
-        base, slope, num_seen = self._declared.base, self._declared.slope, 0.0
+        base, slope, num_seen, seen_share = self._declared.base, self._declared.slope, 0.0, 0.0
         if peers is not None:
             peers.look(now_s)
             base, slope, num_seen = peers.base, peers.slope, peers.num_seen
+            seen_share = peers.seen_share
+        self.seen_share = seen_share + trust * (1.0 - seen_share)
         self.num_seen = num_seen + trust * (own.num_seen - num_seen)
         self.base = base + trust * (own.base - base)
         self.slope = slope + trust * (own.slope - slope)

@@ -25,9 +25,11 @@ _PLAIN = (
     *("request_id", "shown_id", "unix_s", "leg", "policy", "is_fallback", "route_key", "session"),
     *("is_tokenized", "engine", "outcome", "path_reason", "cached_tokens", "counted_tokens"),
     *("output_tokens", "ttft_ms", "waited_ms", "position", "draw", "overlaps_tokens"),
-    *("link", "move_tokens", "move_bytes", "left_out"),
+    *("link", "link_price", "move_tokens", "move_bytes", "left_out"),
 )
 """Fields that are written as they are."""
+_NOT_READ = ("engine", "link_price")
+"""As these: one follows from the rest, one came later than lines that are still on disks."""
 
 _encode = msgspec.json.Encoder().encode
 _names: dict[int, str] = {}
@@ -78,7 +80,8 @@ def _decision(told: dict[str, Any]) -> Decision:
         raise ValueError(told["schema"])
     need: dict[str, Any] = {name: _unbounded(value) for name, value in told["need"].items()}
     decision = Decision(
-        **{name: told[name] for name in _PLAIN if name != "engine"},
+        **{name: told[name] for name in _PLAIN if name not in _NOT_READ},
+        link_price=told.get("link_price", ""),
         asked=_asked(told),
         need=Need(**need),
         loads=_rows(told["loads"]),

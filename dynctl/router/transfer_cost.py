@@ -1,8 +1,8 @@
 """Copy or recompute: what moving a prompt's KV from a prefill to a decode engine costs, and whether it can be moved at all.
 
-A transfer costs a set-up and its tokens' share of the link, both learned per pair of engines (what is not known of one is
-taken to be as with its peers of the same class), and waits for the
-transfers booked before it at either end. A pair that fails three times in a row is not used for a while.
+A transfer costs a set-up and its tokens' share of the link, both learned per pair of engines, and waits for the transfers
+booked before it at either end. What is not known of a pair is taken to be as with its peers: those between the same hosts
+where that link was measured, and then as measured, else those of the same class, and then as assumed. A pair that fails three times in a row is not used for a while.
 Not here: checking transfer parameters (`transfer`), choosing engines (`placement`). Pure: times are passed in.
 """
 
@@ -13,6 +13,10 @@ from typing import NamedTuple
 from dynctl.core.kv_links import LINK_CLASSES, LinkClasses
 from dynctl.router.metrics import Values, counter, gauge
 from dynctl.router.rates import Line, SteadyLine
+
+ASSUMED = "assumed"
+"""A link of which nothing was measured, seen or told."""
+LEARNED = "learned"
 
 _PAIR_FAILURES = 3
 """In a row; fewer may be chance."""
@@ -73,11 +77,27 @@ class _Late(NamedTuple):
 _NOT_LATE = _Late(0.0, 1.0, 0.0)
 
 
-class _Pair:
-    __slots__ = ("failures_in_row", "line", "rest_until_s")
+class _Peers:
+    """Pairs of which the same was declared."""
 
-    def __init__(self, line: SteadyLine) -> None:
+    __slots__ = ("basis", "declared", "line", "wider")
+
+    def __init__(
+        self, basis: str, declared: Line, line: SteadyLine, wider: SteadyLine | None = None
+    ) -> None:
+        self.basis = basis
+        self.declared = declared
         self.line = line
+        self.wider = wider
+        """Learns from them, too, and tells them nothing: they have a measurement to come back to."""
+
+
+class _Pair:
+    __slots__ = ("failures_in_row", "line", "peers", "rest_until_s")
+
+    def __init__(self, peers: _Peers) -> None:
+        self.line = SteadyLine(peers.declared, peers.line, _HALF_S)
+        self.peers = peers
         self.failures_in_row = 0
         self.rest_until_s = 0.0
 
@@ -104,18 +124,24 @@ class Links:
     def __init__(
         self, setup_ms: float, ms_per_token: float, classes: LinkClasses | None = None
     ) -> None:
-        """Both are assumed until learned; a first guess can be off by orders of magnitude, so it is given little weight."""
+        """Both are assumed until learned, where `classes` knows no rate of a pair's link.
+
+        A first guess can be off by orders of magnitude, so it is given little weight.
+        """
         self.classes = classes or LinkClasses()
         self.moved_tokens = dict.fromkeys(LINK_CLASSES, 0)
         """By transfers that worked, by class of link."""
-        self._declared = Line(
-            *(setup_ms, ms_per_token, _SCALE_TOKENS),
-            weight=0.05,
-            outlier=math.inf,
-            is_base_sure=True,
-        )
-        self._all = SteadyLine(self._declared)
-        self._classes = {name: SteadyLine(self._declared, self._all) for name in LINK_CLASSES}
+        assumed = _declared(setup_ms, ms_per_token)
+        self._all = SteadyLine(assumed)
+        self._classes = {
+            name: _Peers(ASSUMED, assumed, SteadyLine(assumed, self._all)) for name in LINK_CLASSES
+        }
+        self._routes: dict[tuple[str, str, str], _Peers] = {}
+        """Hosts and class, where a rate is known."""
+        for rate in self.classes.rates:
+            known = _declared(setup_ms + rate.latency_ms, rate.ms_per_token)
+            wider = self._classes[rate.link].line
+            self._routes[rate.route] = _Peers(rate.basis, known, SteadyLine(known), wider)
         self._pairs: dict[tuple[str, str], _Pair] = {}
         self._ports: dict[str, _Port] = {}
 
@@ -133,6 +159,12 @@ class Links:
         """The pairs' average, where it is not known who sends."""
         self._all.look(now_s)
         return self._all.base, self._all.slope
+
+    def basis(self, source: str, target: str, now_s: float) -> str:
+        """Say what a pair's price rests on: `learned`, else what it is until then: `measured`, `nominal`, `assumed`."""
+        line = self._line(source, target)
+        line.look(now_s)
+        return LEARNED if line.seen_share >= 0.5 else self._peers(source, target).basis
 
     def _rates(
         self, source: str, target: str, start_s: float, now_s: float
@@ -180,6 +212,8 @@ class Links:
         is_plain = not held_ms or ms - held_ms > pair.line.at(move.tokens, now_s)
         if is_plain and move.tokens >= _FEW_TOKENS:
             pair.line.learn(move.tokens, ms - held_ms, now_s)
+            if pair.peers.wider is not None:
+                pair.peers.wider.learn(move.tokens, ms - held_ms, now_s)
         self._end(move, now_s)
 
     def arrived(self, move: "Move") -> None:
@@ -278,16 +312,30 @@ class Links:
 
     def _line(self, source: str, target: str) -> SteadyLine:
         pair = self._pairs.get((source, target))
-        return self._classes[self.classes.of(source, target)] if pair is None else pair.line
+        return self._peers(source, target).line if pair is None else pair.line
+
+    def _peers(self, source: str, target: str) -> _Peers:
+        if self._routes:
+            route = self.classes.route(source, target)
+            return self._routes.get(route) or self._classes[route[2]]
+        return self._classes[self.classes.of(source, target)]
 
     def _pair(self, source: str, target: str) -> _Pair:
         found = self._pairs.get((source, target))
         if found is None:
             if len(self._pairs) >= _MAX_PAIRS:
                 self._pairs.clear()
-            peers = self._classes[self.classes.of(source, target)]
-            found = self._pairs[source, target] = _Pair(SteadyLine(self._declared, peers, _HALF_S))
+            found = self._pairs[source, target] = _Pair(self._peers(source, target))
         return found
+
+
+def _declared(setup_ms: float, ms_per_token: float) -> Line:
+    return Line(
+        *(setup_ms, ms_per_token, _SCALE_TOKENS),
+        weight=0.05,
+        outlier=math.inf,
+        is_base_sure=True,
+    )
 
 
 class Move:

@@ -24,3 +24,8 @@ def test_the_router_is_near_an_oracle_and_beats_every_fixed_threshold(benchmark,
 
     assert regret <= 0.05
     assert over_best_fixed <= -0.02
+    told = benchmark.regret(means, "told 1")
+    assert told <= min(regret, 0.015), "told the true rate it is no worse"
+    assert told <= 0.005 or gigabytes_s == 3.0, (
+        "where the default is far off, it is the better for it"
+    )

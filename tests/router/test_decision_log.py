@@ -98,6 +98,7 @@ def test_a_decision_read_back_is_the_same_to_the_bit_and_chooses_the_same(loads,
         position=position,
         asked=policy,
         costs=data.draw(st.one_of(st.none(), st.builds(PathCosts, NUMBERS, NUMBERS))),
+        link_price=data.draw(st.sampled_from(("", "measured", "learned"))),
         loadable=[Loadable(16, 32, 1.5, 1), *[None] * (len(loads) - 1)],
         ttft_ms=data.draw(st.one_of(st.none(), NUMBERS)),
     )
@@ -108,6 +109,12 @@ def test_a_decision_read_back_is_the_same_to_the_bit_and_chooses_the_same(loads,
     assert read.to_json() == made.to_json()
     assert (read.need, read.loads) == (need, loads)
     assert read.recompute() == position
+
+
+def test_lines_from_before_prices_of_links_were_told_are_read():
+    read, _ = from_line(to_line(decision()).replace(b'"link_price":"",', b""))
+    assert read.link_price == ""
+    assert read.recompute() == 0
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,7 @@ def test_what_was_copied_is_told_with_its_link_for_one_request_and_for_all(run, 
             ] * 2
             for one in found:
                 explain._show(one)
+            assert [one["link_price"] for one in found] == ["assumed"] * 2
             assert "copy, 200 tokens, 25 MiB, over RDMA" in capsys.readouterr().out
             answers = {"router-a": await routers.ask_socket(path, explain._HIT_TARGETS)}
             explain._show_hits(answers, Output.TABLE)
@@ -247,4 +248,8 @@ def test_what_was_copied_is_told_with_its_link_for_one_request_and_for_all(run, 
 def test_a_router_of_another_version_that_does_not_tell_of_links_is_shown_all_the_same():
     decision = {"path": "copy", "costs": {"copy_ms": 1.0, "recompute_ms": 2.0}}
     assert explain._path(decision) == "copy (copy 1.0 ms, recompute 2.0 ms)"
+    decision["link_price"] = "measured"
+    assert explain._path(decision) == (
+        "copy (copy 1.0 ms, recompute 2.0 ms; the link's price is as linktest measured)"
+    )
     assert explain._moved({"requests": 3}) == ""

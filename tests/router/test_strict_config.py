@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from dynctl.core.kv_links import LinkRate
 from dynctl.errors import UsageError
 from dynctl.router.config import make_settings, parse_config
 from dynctl.router.sources.route import limits
@@ -19,6 +20,7 @@ SOUND = {
     "server_tls": TLS,
     "api_keys": [{"name": "n", "sha256": "00"}],
 }
+RATE = {"source_host": "a", "target_host": "b", "link": "tcp", "ms_per_token": 0.1}
 
 
 def test_a_sound_configuration_is_read():
@@ -41,6 +43,37 @@ def test_an_unknown_key_inside_a_section_is_refused(section):
 def test_an_unknown_key_at_the_top_is_refused():
     with pytest.raises(UsageError, match="router configuration has no key polcy"):
         parse_config(json.dumps({**SOUND, "polcy": "kv"}).encode())
+
+
+def test_rates_of_links_are_read_and_a_configuration_without_them_too():
+    assert parse_config(json.dumps(SOUND).encode()).link_rates == ()
+    other = {**RATE, "target_host": "c", "latency_ms": 0.4, "basis": "nominal"}
+    config = parse_config(json.dumps({**SOUND, "link_rates": [RATE, other]}).encode())
+    assert config.link_rates == (
+        LinkRate("a", "b", "tcp", 0.1, 0.0, "measured"),
+        LinkRate("a", "c", "tcp", 0.1, 0.4, "nominal"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"link": "wifi"}, "no link 'wifi'"),
+        ({"basis": "guessed"}, "no basis 'guessed'"),
+        ({"ms_per_token": 0}, "from a to b: 0 ms a token"),
+        ({"latency_ms": -1}, "after -1 ms"),
+        ({"rate": 1}, "link_rates has no key rate"),
+    ],
+)
+def test_rates_that_no_link_has_are_refused(wrong, message):
+    with pytest.raises(UsageError, match=message):
+        parse_config(json.dumps({**SOUND, "link_rates": [{**RATE, **wrong}]}).encode())
+
+
+def test_two_rates_of_one_link_are_refused():
+    twice = [RATE, {**RATE, "ms_per_token": 0.2}]
+    with pytest.raises(UsageError, match="two link rates"):
+        parse_config(json.dumps({**SOUND, "link_rates": twice}).encode())
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{", b"null", b"{}", b'{"listen": 8000}'])

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from dynctl.core.deployment import EngineInfo, EngineState
-from dynctl.core.kv_links import EnginePlace, LinkClasses
+from dynctl.core.kv_links import EnginePlace, LinkClasses, LinkRate
 from dynctl.router.config import Settings
 from dynctl.router.desk import load_policy
 from dynctl.router.placement import Order, Placement
@@ -364,3 +364,87 @@ def test_what_was_handed_over_is_counted_by_class_of_link_and_in_bytes_where_the
     assert 'kv_moved_bytes_total{link="nvlink"} 15000' in text
     assert 'kv_moved_tokens_total{link="rdma"} 0' in text
     assert "kv_moved_bytes" not in "\n".join(links.exposition(0))
+
+
+PLACES = [
+    EnginePlace(name, host)
+    for name, host in (("p", "a"), ("p2", "a"), ("d", "b"), ("d2", "b"), ("c", "c"), ("n", "a"))
+]
+
+
+def told_links():
+    """From host a to b 0.2 ms a token were measured; inside a the devices' names say 0.001."""
+    rates = [
+        LinkRate("a", "b", "tcp", 0.2, latency_ms=0.5),
+        LinkRate("a", "a", "host", 0.001, basis="nominal"),
+    ]
+    return Links(2.0, 0.005, LinkClasses(PLACES, rates))
+
+
+def test_a_link_costs_what_was_measured_until_more_is_known_and_others_what_is_assumed():
+    links = told_links()
+    assert links.price("p", "d", 0.0, 0.0) == (2.5, 0.2)
+    assert links.price("p", "n", 0.0, 0.0) == (2.0, 0.001)
+    # Nothing was measured the other way, to a third host, or of engines nobody knows the places of.
+    for pair in (("d", "p"), ("p", "c"), ("p", "nobody")):
+        assert links.price(*pair, 0.0, 0.0) == (2.0, 0.005)
+        assert links.basis(*pair, 0.0) == "assumed"
+    assert links.basis("p", "d", 0.0) == "measured"
+    assert links.basis("p", "n", 0.0) == "nominal"
+
+
+def test_what_is_seen_replaces_what_was_measured_and_is_forgotten_towards_it():
+    links = told_links()
+    for i in range(20):
+        transfer(links, 4000, 0.0025 + 4000 * 0.6e-3, 10.0 * i)
+    assert links.basis("p", "d", 200.0) == "learned"
+    assert links.cost("p", "d", 1000, 200.0, 200.0).move_ms == pytest.approx(602, rel=0.05)
+    # Its neighbours between the same hosts are taken to be like it.
+    assert links.cost("p2", "d2", 1000, 200.0, 200.0).move_ms == pytest.approx(602, rel=0.05)
+    assert links.basis("p2", "d2", 200.0) == "learned"
+    # A link that was measured says nothing of one with a rate of its own, and all there is of one without.
+    assert links.cost("p", "n", 1000, 200.0, 200.0).move_ms == pytest.approx(3.0)
+    assert links.cost("p", "c", 1000, 200.0, 200.0).move_ms == pytest.approx(602, rel=0.05)
+
+    once = told_links()
+    transfer(once, 4000, 0.0025 + 4000 * 0.6e-3, 0.0)
+    assert once.basis("p", "d", 3.0) == "learned"
+    assert once.cost("p", "d", 1000, 300.0, 300.0).move_ms == pytest.approx(202.5, rel=0.01)
+    assert once.basis("p", "d", 300.0) == "measured"
+
+
+def test_other_links_teach_nothing_of_one_that_was_measured():
+    links = told_links()
+    for i in range(20):
+        transfer(links, 4000, 4.0, 10.0 * i, ("p", "c"))
+    assert links.price("p", "d", 200.0, 200.0) == (2.5, 0.2)
+    assert links.basis("p", "c", 200.0) == "learned"
+
+
+def test_the_first_request_takes_the_link_that_was_measured_to_be_fast():
+    engines = [("p1", "prefill"), ("d1", "decode"), ("d2", "decode")]
+    slow, fast = (LinkRate("a", host, "tcp", ms) for host, ms in (("b", 0.5), ("c", 0.002)))
+    for rates, taken in (([slow, fast], "d2"), ([], None)):
+        _, placement = pools(engines)
+        places = [EnginePlace("p1", "a"), EnginePlace("d1", "b"), EnginePlace("d2", "c")]
+        placement.links = Links(2.0, 0.005, LinkClasses(places, rates))
+        names = set()
+        for number in range(12):
+            placed = place(placement, [number] * 4000)
+            names.add(placed.main.worker.id)
+            placed.move.dropped()
+            shown = [decision.to_json()["link_price"] for decision in placed.decisions]
+            assert shown == ["measured" if rates else "assumed"] * 2
+        assert names == ({taken} if taken else {"d1", "d2"})
+
+
+def test_what_is_computed_in_place_says_too_what_the_move_was_priced_by():
+    _, placement = pools(local_prefill_max_tokens=16)
+    places, rate = [EnginePlace("p", "a"), EnginePlace("d", "b")], LinkRate("a", "b", "tcp", 10.0)
+    placement.links = Links(2.0, 0.005, LinkClasses(places, [rate]))
+    placed = place(placement, list(range(1000)))
+    (decision,) = placed.decisions
+    assert (decision.path_reason, decision.link_price) == ("cheaper", "measured")
+    assert decision.costs.copy_ms > 10_000
+    unasked = place(placement, list(range(10)))
+    assert (unasked.local_reason, unasked.decisions[0].link_price) == ("short", "")
