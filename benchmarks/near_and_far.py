@@ -1,8 +1,9 @@
 """Prefill and decode engines on two hosts: fast links within a host, slow ones between them. Time to first token, virtual time.
 
-Every prefill engine can send to every decode engine; links are learned from nothing. Shown are mean and 95th percentile of the
+Every prefill engine can send to every decode engine; links are learned from nothing, or with --told from their true rates.
+Shown are mean and 95th percentile of the
 time to first token (ms), what share of the requests went from one host to the other, and what share was computed in place.
-Run: python benchmarks/near_and_far.py [--requests 400] [--seeds 2]
+Run: python benchmarks/near_and_far.py [--told] [--requests 400] [--seeds 2]
 """
 
 import argparse
@@ -15,6 +16,7 @@ from itertools import count
 from copy_or_recompute import BASE_S, BLOCK, HASHERS, KV_BYTES_PER_TOKEN, SETUP_S, TOKEN_S
 
 from dynctl.core.deployment import EngineInfo, EngineState
+from dynctl.core.kv_links import HOST, TCP, EnginePlace, LinkClasses, LinkRate
 from dynctl.router.config import Settings
 from dynctl.router.desk import load_policy
 from dynctl.router.placement import Order, Placement
@@ -31,7 +33,7 @@ RATE = 4.0
 class Run:
     """The router's placement before engines and links of known speed."""
 
-    def __init__(self, seed, near, far):
+    def __init__(self, seed, near, far, *, is_told=False):
         self.rng, self.bytes_s = random.Random(seed), {True: near * 1e9, False: far * 1e9}
         table, index = WorkerTable(Settings()), PrefixIndex()
         for host in "01":
@@ -42,7 +44,8 @@ class Run:
                 index.begin(Source(name, name))
         self.index, self.free_s, self.link_free_s = index, {}, {}
         self.placement = Placement(
-            table, index, load_policy("kv"), Settings(), random.Random(seed + 1)
+            *(table, index, load_policy("kv"), Settings(), random.Random(seed + 1)),
+            classes=told(near, far) if is_told else None,
         )
         self.todo, self.numbers = [], count()
         self.ttfts_ms, self.num_far, self.num_in_place = [], 0, 0
@@ -98,13 +101,30 @@ class Run:
         }
 
 
+def told(near, far):
+    latency_ms = SETUP_S * 1e3 - Settings().transfer_setup_ms
+    rates = [
+        LinkRate(a, b, *((HOST, per_token(near)) if a == b else (TCP, per_token(far))), latency_ms)
+        for a in "01"
+        for b in "01"
+    ]
+    return LinkClasses([EnginePlace(role + host, host) for host in "01" for role in "pd"], rates)
+
+
+def per_token(gigabytes_s):
+    return KV_BYTES_PER_TOKEN / (gigabytes_s * 1e6)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--told", action="store_true")
     args = parser.parse_args()
     for near, far in GIGABYTES_S:
-        rows = [Run(seed, near, far).run(args.requests) for seed in range(args.seeds)]
+        rows = [
+            Run(seed, near, far, is_told=args.told).run(args.requests) for seed in range(args.seeds)
+        ]
         mean = {name: round(statistics.mean(row[name] for row in rows), 3) for name in rows[0]}
         print(json.dumps({"near_gigabytes_s": near, "far_gigabytes_s": far} | mean), flush=True)
 

@@ -11,7 +11,7 @@ from router_sims import Sim, generate, prompt_of, routed_sims
 
 from dynctl.cli import explain, policy, routers
 from dynctl.cli.options import Output
-from dynctl.core.kv_links import EnginePlace
+from dynctl.core.kv_links import EnginePlace, LinkRate
 from dynctl.errors import ConnectError, DynctlError, UsageError
 from dynctl.http1.upstream import Address, Upstream
 from dynctl.router.server import Entrance
@@ -219,7 +219,9 @@ def test_what_was_copied_is_told_with_its_link_for_one_request_and_for_all(run, 
     async def main():
         sims = [Sim("p0", short_dir, "prefill"), Sim("d0", short_dir, "decode")]
         places = (EnginePlace("p0", "a", has_rdma=True), EnginePlace("d0", "b", has_rdma=True))
+        rates = (LinkRate("a", "b", "rdma", 0.004, latency_ms=0.1),)
         options = {"settings": {"kv_bytes_per_token": 131_072}, "places": places}
+        options["link_rates"] = rates
         async with routed_sims(*sims, **options) as bench:
             entrance, path = await opened(bench, short_dir)
             await generate(bench, prompt_of(random.Random(1), bench.text.words, 200), 4)
@@ -229,7 +231,9 @@ def test_what_was_copied_is_told_with_its_link_for_one_request_and_for_all(run, 
             ] * 2
             for one in found:
                 explain._show(one)
-            assert [one["link_price"] for one in found] == ["assumed"] * 2
+            assert [one["link_price"] for one in found] == ["measured"] * 2
+            (decode,) = [one for one in found if one["leg"] == "decode"]
+            assert decode["predicted"] == {"transfer_ms": pytest.approx(2.1 + 200 * 0.004)}
             assert "copy, 200 tokens, 25 MiB, over RDMA" in capsys.readouterr().out
             answers = {"router-a": await routers.ask_socket(path, explain._HIT_TARGETS)}
             explain._show_hits(answers, Output.TABLE)

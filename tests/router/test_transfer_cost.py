@@ -395,13 +395,15 @@ def test_a_link_costs_what_was_measured_until_more_is_known_and_others_what_is_a
 
 def test_what_is_seen_replaces_what_was_measured_and_is_forgotten_towards_it():
     links = told_links()
+    transfer(links, 4000, 0.0025 + 4000 * 0.6e-3, 0.0, ("p2", "d2"))
     for i in range(20):
         transfer(links, 4000, 0.0025 + 4000 * 0.6e-3, 10.0 * i)
     assert links.basis("p", "d", 200.0) == "learned"
     assert links.cost("p", "d", 1000, 200.0, 200.0).move_ms == pytest.approx(602, rel=0.05)
-    # Its neighbours between the same hosts are taken to be like it.
-    assert links.cost("p2", "d2", 1000, 200.0, 200.0).move_ms == pytest.approx(602, rel=0.05)
-    assert links.basis("p2", "d2", 200.0) == "learned"
+    # Its neighbours between the same hosts are taken to be like it, whether they were never used or long ago.
+    for pair in (("p2", "d"), ("p2", "d2")):
+        assert links.cost(*pair, 1000, 200.0, 200.0).move_ms == pytest.approx(602, rel=0.05)
+        assert links.basis(*pair, 200.0) == "learned"
     # A link that was measured says nothing of one with a rate of its own, and all there is of one without.
     assert links.cost("p", "n", 1000, 200.0, 200.0).move_ms == pytest.approx(3.0)
     assert links.cost("p", "c", 1000, 200.0, 200.0).move_ms == pytest.approx(602, rel=0.05)
