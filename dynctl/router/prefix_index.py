@@ -397,6 +397,15 @@ class PrefixIndex:
         told = [slot for source, slot in self._slots.items() if _is_told_by(source, engine_id)]
         return any(mask & slot.bit for slot in told)
 
+    def publishers(self, block: int) -> set[str]:
+        """Name all engines of which that is so."""
+        at = block & _SHARD_BITS
+        mask: Any = self._young[at].get(block) or self._old[at].get(block, 0)
+        if not mask:
+            return set()
+        slots = self._slots.items()
+        return {source.engine_id for source, slot in slots if mask & slot.bit and source.rank >= 0}
+
     def __len__(self) -> int:
         """Distinct hashes held, including ones whose engines are retired and not yet swept."""
         return sum(map(len, self._young)) + sum(map(len, self._old))

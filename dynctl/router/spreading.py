@@ -61,8 +61,10 @@ class Copies:
         self._tried = {key: at_s for key, at_s in self._tried.items() if now_s - at_s < _MINUTE_S}
         prefixes = self._hot.above(_STARTS, now_s)
         for view in views:
-            for prefix in prefixes:
-                if (worker := self._target(view, idle, prefix, now_s)) is not None:
+            above = self._above(view, now_s)
+            takers = [worker for worker in view if worker in idle and _may_take(worker, now_s)]
+            for prefix in prefixes if above and takers else ():
+                if (worker := self._target(view, above, takers, prefix)) is not None:
                     return worker, prefix
         return None
 
@@ -88,44 +90,52 @@ class Copies:
         }
 
     def _target(
-        self, view: Sequence[Worker], idle: set[Worker], prefix: HotPrefix, now_s: float
+        self,
+        view: Sequence[Worker],
+        above: set[Worker],
+        takers: Sequence[Worker],
+        prefix: HotPrefix,
     ) -> Worker | None:
         """The idle engine that is to have a prefix: the emptiest, where all that hold it are overloaded."""
         index = self._index
-        holders = [worker for worker in view if index.is_published(worker.id, prefix.block)]
-        if not holders or not all(self._is_above(worker, view, now_s) for worker in holders):
+        published = index.publishers(prefix.block)
+        holders = [worker for worker in view if worker.id in published]
+        if not holders or not above.issuperset(holders):
             return None
-        model = holders[0].info.model
+        model, size = holders[0].info.model, holders[0].block_size
         may = [
             worker
-            for worker in view
-            if worker in idle
-            and worker.joined is None
-            and worker.has_room(now_s)
-            and worker not in holders
+            for worker in takers
+            if worker.id not in published
             and worker.info.model == model
-            and worker.block_size == holders[0].block_size
+            and worker.block_size == size
             and (worker.key, prefix.block) not in self._tried
-            and self._has_room(worker, prefix)
+            and _has_room(worker, prefix)
         ]
-        return min(
-            may, key=lambda worker: self._held(worker) / worker.capacity_tokens, default=None
-        )
+        may.sort(key=lambda worker: worker.held_tokens / worker.capacity_tokens)
+        return next((worker for worker in may if index.is_told_of(worker.id)), None)
 
-    def _held(self, worker: Worker) -> int:
-        """Tokens, as its events say now."""
-        return self._index.num_blocks(worker.id) * worker.block_size
+    def _above(self, view: Sequence[Worker], now_s: float) -> set[Worker]:
+        """The busy engines that had more than their share."""
+        unit = self._table.recent_unit(now_s)
+        fair = sum([worker.recent for worker in view]) / max(len(view), 1)
+        limit = fair + _ABOVE * (fair + _PRIOR * unit)
+        return {worker for worker in view if worker.active_requests and worker.recent >= limit}
 
-    def _is_above(self, worker: Worker, view: Sequence[Worker], now_s: float) -> bool:
-        fair = sum([other.recent for other in view]) / len(view)
-        shares = (worker.recent - fair) / (fair + _PRIOR * self._table.recent_unit(now_s))
-        return worker.active_requests > 0 and shares >= _ABOVE
 
-    def _has_room(self, worker: Worker, prefix: HotPrefix) -> bool:
-        """Whether it is known to hold it beside all it has."""
-        is_known = worker.capacity_tokens > 0 and worker.is_told and worker.parity != "mismatch"
-        if not is_known or not self._index.is_told_of(worker.id):
-            return False
-        # A block more: the token that it answers with.
-        more_tokens = len(prefix.token_bytes) // _TOKEN_BYTES + worker.block_size
-        return self._held(worker) + more_tokens <= _ROOM * worker.capacity_tokens
+def _may_take(worker: Worker, now_s: float) -> bool:
+    """Whether an idle engine may be given anything: it has settled, and says what it holds."""
+    return (
+        worker.joined is None
+        and worker.has_room(now_s)
+        and worker.capacity_tokens > 0
+        and worker.is_told
+        and worker.parity != "mismatch"
+    )
+
+
+def _has_room(worker: Worker, prefix: HotPrefix) -> bool:
+    """Whether it holds a prefix beside all it has."""
+    # A block more: the token that it answers with.
+    more_tokens = len(prefix.token_bytes) // _TOKEN_BYTES + worker.block_size
+    return worker.held_tokens + more_tokens <= _ROOM * worker.capacity_tokens

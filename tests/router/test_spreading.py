@@ -1,6 +1,7 @@
 """Hot prefixes reach an idle engine before load would have them copied there; only where there is room, and clients go first."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -57,6 +58,7 @@ class Fleet:
         self.index.store(Source(name, "i"), range(1000, 1000 + num_blocks))
 
     def next(self, now_s):
+        self.table.relax(now_s, self.index)
         views = [self.table.view(AGGREGATED, None, now_s).workers]
         found = self.copies.next(views, now_s)
         return None if found is None else (found[0].id, found[1].block)
@@ -145,6 +147,32 @@ def test_so_many_a_minute_and_what_an_engine_did_not_keep_not_again_at_once():
     for block in (HOT, HOT, HOT):
         fleet.hot.began(block, memoryview(b""), 62.0)
     assert fleet.next(62.0) == ("e2", HOT)
+
+
+class Counted:
+    """An index that counts what it is asked."""
+
+    def __init__(self, index):
+        self.index, self.asked = index, Counter()
+
+    def __getattr__(self, name):
+        self.asked[name] += 1
+        return getattr(self.index, name)
+
+
+def test_a_look_asks_the_index_once_for_each_prefix_however_many_engines_there_are():
+    fleet = Fleet()
+    for number in range(100):
+        fleet.table.put(replace(INFO, id=f"n{number}"))
+        fleet.index.begin(Source(f"n{number}", "i"))
+    fleet.next(0.0)
+    for worker in fleet.table.all()[3:]:
+        worker.joined, worker.recent = None, 0.0
+    # One below its share has them all: nothing is to be copied, and every prefix is looked at.
+    fleet.index.store(Source("n7", "i"), [HOT, WARM])
+    index = fleet.copies._index = Counted(fleet.index)
+    assert fleet.next(2.0) is None
+    assert index.asked == {"publishers": 2}
 
 
 def test_an_engine_that_joins_or_is_kept_out_is_left_alone():
