@@ -6,9 +6,15 @@ Not here: sending them anywhere (`warming`). Pure.
 import math
 from typing import NamedTuple
 
+from dynctl.kv.hashing import pack_tokens
+from dynctl.router.prompt import TEXT_MARK
+
 _MAX_PREFIXES = 64
 _MAX_BYTES = 1 << 18
 """Of one prefix: 65,536 tokens, 16 MiB for all."""
+
+_TEXT = pack_tokens([TEXT_MARK])
+"""What begins so is a text in numbers (`text_blocks`), and no engine would take it."""
 
 _RECENT_S = 60.0
 """Age at which a start counts 1/e."""
@@ -37,7 +43,7 @@ class HotPrefixes:
         if block in heat:
             heat[block] = now + math.log1p(math.exp(heat[block] - now))
             return
-        if len(token_bytes) > _MAX_BYTES:
+        if len(token_bytes) > _MAX_BYTES or token_bytes[: len(_TEXT)] == _TEXT:
             return
         if len(heat) >= _MAX_PREFIXES:
             coldest = min(heat, key=heat.__getitem__)

@@ -64,6 +64,23 @@ def test_the_hottest_prefixes_come_first_and_the_coldest_give_way():
     assert len(hot.hottest(1000)) == 64
 
 
+def test_numbers_that_stand_for_a_text_are_no_tokens_to_be_computed_anywhere(run, short_dir):
+    async def main():
+        sims = [Sim("e0", short_dir), Sim("e1", short_dir)]
+        async with routed_sims(*sims, tokenizer=None) as bench:
+            # Three others told of it before: this is a beginning that others have.
+            for number in range(4):
+                answer = await bench.client.complete(
+                    model="sim", prompt="the same beginning " * 100 + f"{number}" * 80, max_tokens=2
+                )
+                assert answer.status == 200
+            newest = bench.desk.ring.newest(1)[0]
+            assert newest.overlap_tokens > 300
+            assert bench.desk.placement.overlaps.hot.hottest(9) == []
+
+    run(main)
+
+
 @pytest.mark.source
 def test_a_clients_prefill_goes_first_and_what_is_warmed_counts_as_load(
     run, short_dir, monkeypatch
