@@ -20,6 +20,9 @@ from dynctl.router.sources.split import worker_ids
 _KINDS = (LinkKind.NIXL_VRAM, LinkKind.NIXL_DRAM_VRAM, LinkKind.NIXL_DRAM)
 """Those that come nearest to what moves KV first."""
 
+_LEAST_BYTES_S = 1e6
+"""No network between such hosts is slower: what looks so was stalled, and would keep every transfer away for good."""
+
 _Links = Mapping[tuple[str, str, LinkKind], LinkMeasurement]
 
 
@@ -72,7 +75,7 @@ def link_rates(
                 rate = _inside(fabric, source, target)
             else:
                 rate = _between(links, fabric, source, target, route[2])
-            if rate is None:
+            if rate is None or rate[0] < _LEAST_BYTES_S:
                 continue
             told = _told(route, *rate, bytes_per_token)
             if route not in found or told.ms_per_token > found[route].ms_per_token:

@@ -141,6 +141,13 @@ def test_a_measurement_that_processors_held_up_is_none(plan):
     assert between(plan, host("a"), host("b"), failed) == []
 
 
+@pytest.mark.parametrize("bytes_s", [0.0, 1e-305, 1e5])
+def test_a_link_of_no_rate_is_none_and_refuses_no_router_its_configuration(plan, bytes_s):
+    stalled = LinkPoint(1 << 20, 1, 20, GB, GB, bytes_s, bytes_s)
+    link = measured("a", "b", LinkKind.NIXL_DRAM, stalled)
+    assert between(plan, host("a"), host("b"), link, seats={}) == []
+
+
 @pytest.mark.parametrize(
     ("label", "link", "bytes_s"), [("NV18", "nvlink", 2 * 450 * GB), ("SYS", "host", 64 * GB)]
 )
