@@ -1,4 +1,4 @@
-"""What may be asked beyond snapshots, and what came of it: nouns only. Pure."""
+"""What may be asked beyond snapshots, how much of it, and what came of it. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,3 +34,14 @@ class Answers:
     """What units were started with, not cleaned; empty: not known."""
     failures: Mapping[str | UnitName, str] = field(default_factory=dict)
     """By router or log: why it could not be asked."""
+
+
+MOST_DECISIONS = 60
+LEAST_DECISIONS = 10
+CANDIDATES = 600
+"""Over all decisions of one look: a router writes out every candidate of each."""
+
+
+def num_decisions(num_engines: int) -> int:
+    """How many decisions to ask of each router at a look: it answers between its requests, and must not be kept from them."""
+    return max(LEAST_DECISIONS, min(MOST_DECISIONS, CANDIDATES // max(1, num_engines)))

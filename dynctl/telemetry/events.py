@@ -50,8 +50,12 @@ class EventLog:
         """Return up to `count` events, newest first."""
         return tuple(self._events)[:count]
 
+    def note(self, event: Event) -> None:
+        """Add what somebody else noticed."""
+        self._events.appendleft(event)
+
     def _note(self, unix_s: float, mark: str, subject: str, text: str) -> None:
-        self._events.appendleft(Event(unix_s, mark, clean(subject, 40), clean(text)))
+        self.note(Event(unix_s, mark, clean(subject, 40), clean(text)))
 
     def _look_at_host(self, unix_s: float, host: HostSnapshot) -> None:
         before = self._hosts.get(host.host_name, "")

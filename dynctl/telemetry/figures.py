@@ -3,20 +3,31 @@
 None means not known, never zero. Not here: layout, colour, units for people. Pure.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dynctl.core.deployment import EngineState, UnitStatus
 from dynctl.core.kv_links import LINK_CLASSES
-from dynctl.core.snapshot import EngineSample, GpuSample, HostSnapshot, RouterSample, Snapshot
+from dynctl.core.snapshot import (
+    EngineSample,
+    GpuSample,
+    Histogram,
+    HostSnapshot,
+    RouterSample,
+    Snapshot,
+)
 from dynctl.core.workload import Slo
-from dynctl.telemetry.history import History, Latency, latency, merge, relay_key
+from dynctl.telemetry.history import History, Latency, latency, merge, relay_key, share_within
+from dynctl.telemetry.known import first_of, mean_of, ratio_of, sum_int, sum_of
 
 STALE_S = 5.0
 """Figures older than this are shown as old, and left out of sums."""
 STALE = "stale"
 """Shown instead of the state that was true when the host last answered."""
+
+Goals = Mapping[str, Slo]
+"""By deployment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +161,11 @@ class DeploymentFigures:
     """What routers find wrong: engine (empty: the router itself) and cause."""
     routers: tuple[str, ...] = ()
     """Those that answer."""
+    slo: Slo = field(default_factory=Slo)
+    ttft_within_ratio: float | None = None
+    """Share of requests whose first token came within its goal, over the latency window, …"""
+    itl_within_ratio: float | None = None
+    """… and of tokens after it; None also without a goal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +188,6 @@ class Overview:
 
     cluster: str
     taken_unix_s: float
-    slo: Slo
     deployments: tuple[DeploymentFigures, ...]
     pools: tuple[PoolFigures, ...]
     engines: tuple[EngineFigures, ...]
@@ -185,8 +200,12 @@ class Overview:
             (h.age_s for h in self.hosts if h.age_s <= STALE_S and not h.error), default=None
         )
 
+    def slo_of(self, deployment: str) -> Slo:
+        """The goals of a deployment."""
+        return next((d.slo for d in self.deployments if d.name == deployment), Slo())
 
-def summarize(snapshot: Snapshot, history: History, slo: Slo | None = None) -> Overview:
+
+def summarize(snapshot: Snapshot, history: History, goals: Goals | None = None) -> Overview:
     """Work out every figure of a snapshot that `history` has already taken in."""
     engines = tuple(
         _engine(host, unit, history)
@@ -208,6 +227,7 @@ def summarize(snapshot: Snapshot, history: History, slo: Slo | None = None) -> O
             [p for p in pools if p.deployment == name],
             history,
             [e for e in engines if e.deployment == name and e.state != STALE],
+            (goals or {}).get(name, Slo()),
         )
         for name in names
     ]
@@ -215,7 +235,6 @@ def summarize(snapshot: Snapshot, history: History, slo: Slo | None = None) -> O
     return Overview(
         snapshot.cluster,
         snapshot.taken_unix_s,
-        slo or Slo(),
         tuple(deployments),
         tuple(pools),
         tuple(sorted(engines, key=lambda e: (e.deployment, _ROLE_ORDER.get(e.role, 9), e.id))),
@@ -268,10 +287,10 @@ def _engine(host: HostSnapshot, unit: UnitStatus, history: History) -> EngineFig
 def _gpu_figures(gpus: Sequence[GpuSample]) -> dict[str, Any]:
     degrees = [g.temperature_celsius for g in gpus if g.temperature_celsius is not None]
     return {
-        "gpu_util_ratio": _mean(gpu.util_ratio for gpu in gpus),
-        "gpu_memory_used_bytes": _sum_int(gpu.memory_used_bytes for gpu in gpus),
-        "gpu_memory_bytes": _sum_int(gpu.memory_bytes for gpu in gpus),
-        "gpu_power_w": _sum(gpu.power_w for gpu in gpus),
+        "gpu_util_ratio": mean_of(gpu.util_ratio for gpu in gpus),
+        "gpu_memory_used_bytes": sum_int(gpu.memory_used_bytes for gpu in gpus),
+        "gpu_memory_bytes": sum_int(gpu.memory_bytes for gpu in gpus),
+        "gpu_power_w": sum_of(gpu.power_w for gpu in gpus),
         "gpu_temperature_celsius": max(degrees, default=None),
     }
 
@@ -282,7 +301,7 @@ def _live(sample: EngineSample, history: History) -> dict[str, Any]:
         "running": sample.running,
         "waiting": sample.waiting,
         "kv_usage_ratio": sample.kv_usage_ratio,
-        "hit_ratio": _ratio(
+        "hit_ratio": ratio_of(
             series.grown("prefix_hits_tokens_total"), series.grown("prefix_queries_tokens_total")
         ),
         "ttft": latency(series.observed("ttft_s")),
@@ -305,24 +324,24 @@ def _pool(
         role=role,
         num_ready=sum(e.state == EngineState.READY for e in engines),
         num_engines=len(engines),
-        running=_sum(e.running for e in live),
-        waiting=_sum(e.waiting for e in live),
-        kv_usage_ratio=_mean(e.kv_usage_ratio for e in live),
+        running=sum_of(e.running for e in live),
+        waiting=sum_of(e.waiting for e in live),
+        kv_usage_ratio=mean_of(e.kv_usage_ratio for e in live),
         hit_ratio=_pooled_hits(live, history),
         ttft=latency(merge(history.of(e.id).observed("ttft_s") for e in live)),
         itl=latency(merge(history.of(e.id).observed("itl_s") for e in live)),
-        prompt_tokens_s=_sum(e.prompt_tokens_s for e in live),
-        output_tokens_s=_sum(e.output_tokens_s for e in live),
+        prompt_tokens_s=sum_of(e.prompt_tokens_s for e in live),
+        output_tokens_s=sum_of(e.output_tokens_s for e in live),
         transfer=latency(merge(history.of(e.id).observed("transfer_s") for e in live)),
-        transfer_bytes_s=_sum(e.transfer_bytes_s for e in live),
+        transfer_bytes_s=sum_of(e.transfer_bytes_s for e in live),
     )
 
 
 def _pooled_hits(engines: Iterable[EngineFigures], history: History) -> float | None:
     series = [history.of(e.id) for e in engines]
-    return _ratio(
-        _sum(s.grown("prefix_hits_tokens_total") for s in series),
-        _sum(s.grown("prefix_queries_tokens_total") for s in series),
+    return ratio_of(
+        sum_of(s.grown("prefix_hits_tokens_total") for s in series),
+        sum_of(s.grown("prefix_queries_tokens_total") for s in series),
     )
 
 
@@ -332,41 +351,48 @@ def _deployment(
     pools: Sequence[PoolFigures],
     history: History,
     engines: Sequence[EngineFigures],
+    slo: Slo,
 ) -> DeploymentFigures:
     series = [history.of(router.id) for router in routers]
 
     def rate(field: str) -> float | None:
-        return _sum(s.rate(field) for s in series)
+        return sum_of(s.rate(field) for s in series)
 
     def grown(field: str) -> float | None:
-        return _sum(s.grown(field) for s in series)
+        return sum_of(s.grown(field) for s in series)
 
     prefilling = [e for e in engines if e.role != "decode"]
+    ttft, itl = (merge(s.observed(field) for s in series) for field in ("ttft_s", "itl_s"))
     return DeploymentFigures(
         name=name,
         requests_s=rate("requests_total"),
-        error_ratio=_ratio(grown("errors_total"), grown("requests_total")),
-        inflight=_sum(r.inflight for r in routers),
-        queued=_sum(r.queued for r in routers),
+        error_ratio=ratio_of(grown("errors_total"), grown("requests_total")),
+        inflight=sum_of(r.inflight for r in routers),
+        queued=sum_of(r.queued for r in routers),
         prompt_tokens_s=rate("prompt_tokens_total"),
-        output_tokens_s=_first(
+        output_tokens_s=first_of(
             rate("output_tokens_total"),
-            _sum(p.output_tokens_s for p in pools if p.role != "prefill"),
+            sum_of(p.output_tokens_s for p in pools if p.role != "prefill"),
         ),
-        ttft=latency(merge(s.observed("ttft_s") for s in series)),
-        itl=latency(merge(s.observed("itl_s") for s in series)),
-        predicted_hit_ratio=_ratio(
+        ttft=latency(ttft),
+        itl=latency(itl),
+        predicted_hit_ratio=ratio_of(
             grown("predicted_hit_tokens_total"), grown("prompt_tokens_total")
         ),
         reported_hit_ratio=_pooled_hits(prefilling, history),
-        possible_hit_ratio=_ratio(grown("possible_hit_tokens_total"), grown("prompt_tokens_total")),
-        lost_routing_ratio=_ratio(grown("routing_tokens_total"), grown("prompt_tokens_total")),
-        lost_eviction_ratio=_ratio(grown("eviction_tokens_total"), grown("prompt_tokens_total")),
-        lost_cold_ratio=_ratio(grown("cold_tokens_total"), grown("prompt_tokens_total")),
+        possible_hit_ratio=ratio_of(
+            grown("possible_hit_tokens_total"), grown("prompt_tokens_total")
+        ),
+        lost_routing_ratio=ratio_of(grown("routing_tokens_total"), grown("prompt_tokens_total")),
+        lost_eviction_ratio=ratio_of(grown("eviction_tokens_total"), grown("prompt_tokens_total")),
+        lost_cold_ratio=ratio_of(grown("cold_tokens_total"), grown("prompt_tokens_total")),
         moved=_moved(routers, rate),
         caches=_caches(routers),
         routers=tuple(sorted(router.id for router in routers)),
         findings=tuple(sorted({found for router in routers for found in router.findings})),
+        slo=slo,
+        ttft_within_ratio=_within(ttft, slo.ttft_ms),
+        itl_within_ratio=_within(itl, slo.itl_ms),
     )
 
 
@@ -396,31 +422,5 @@ def _caches(routers: Sequence[RouterSample]) -> CacheFigures | None:
     )
 
 
-def _present(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
-def _of(values: Iterable[float | None], how: Callable[[list[float]], float]) -> float | None:
-    present = _present(values)
-    return how(present) if present else None
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    return _of(values, sum)
-
-
-def _sum_int(values: Iterable[int | None]) -> int | None:
-    total = _sum(values)
-    return None if total is None else int(total)
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    return _of(values, lambda present: sum(present) / len(present))
-
-
-def _ratio(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
-
-
-def _first(*values: float | None) -> float | None:
-    return next((value for value in values if value is not None), None)
+def _within(observed: Histogram | None, goal_ms: float | None) -> float | None:
+    return None if goal_ms is None else share_within(observed, goal_ms / 1e3)

@@ -74,6 +74,22 @@ def quantile(histogram: Histogram, q: float) -> float | None:
     return histogram.bounds[-1]
 
 
+def share_within(histogram: Histogram | None, limit: float) -> float | None:
+    """Estimate the share of observations up to a limit, linear inside the bucket; None without observations.
+
+    Above the last bound nothing is known: what was observed there counts as beyond any limit.
+    """
+    if histogram is None or not histogram.bounds or histogram.counts[-1] <= 0:
+        return None
+    total = histogram.counts[-1]
+    below, lower = 0.0, 0.0
+    for bound, count in zip(histogram.bounds, histogram.counts, strict=False):
+        if limit < bound:
+            return (below + (count - below) * max(0.0, limit - lower) / (bound - lower)) / total
+        below, lower = count, bound
+    return below / total
+
+
 def latency(histogram: Histogram | None) -> Latency | None:
     """Take the percentiles that people ask for; None without observations."""
     if histogram is None:
@@ -106,6 +122,8 @@ class _Life:
         }
         if any(value < self._known.get(name, value) for name, value in counters.items()):
             return False
+        if self.samples and _changes_bounds(self.samples[-1], sample):
+            return False
         self._known |= counters
         self.times_s.append(measured_s)
         self.samples.append(sample)
@@ -132,9 +150,20 @@ def _value(sample: Sampled, field: str) -> Any:  # noqa: ANN401 - a count or a h
     return getattr(sample, field)
 
 
+def _changes_bounds(before: Sampled, after: Sampled) -> bool:
+    """Whether a histogram has other buckets than before: counts of the two cannot be compared."""
+    pairs = ((getattr(before, name), getattr(after, name)) for name in _HISTOGRAMS[type(after)])
+    return any(a is not None and b is not None and a.bounds != b.bounds for a, b in pairs)
+
+
 _COUNTERS = {
     kind: tuple(f.name for f in fields(kind) if f.name.endswith("_total"))
     for kind in (EngineSample, RouterSample, RelaySample)
+}
+_HISTOGRAMS = {
+    EngineSample: ("ttft_s", "itl_s", "transfer_s"),
+    RouterSample: ("ttft_s", "itl_s"),
+    RelaySample: ("kv_lag_s",),
 }
 
 

@@ -1,9 +1,9 @@
 """Everything remembered while watching: samples, trends, events; turns each snapshot into an Overview. Pure."""
 
 from dynctl.core.snapshot import Snapshot
-from dynctl.core.workload import Slo
 from dynctl.telemetry.events import EventLog
-from dynctl.telemetry.figures import Overview, summarize
+from dynctl.telemetry.figures import Goals, Overview, summarize
+from dynctl.telemetry.goals import GoalWatch
 from dynctl.telemetry.history import History
 from dynctl.telemetry.traces import TraceBook
 from dynctl.telemetry.trends import Trends, trend_values
@@ -12,11 +12,12 @@ from dynctl.telemetry.trends import Trends, trend_values
 class Ledger:
     """Feed it every snapshot, also while nobody looks."""
 
-    __slots__ = ("_history", "_slo", "events", "requests", "trends")
+    __slots__ = ("_goals", "_history", "_watch", "events", "requests", "trends")
 
-    def __init__(self, slo: Slo | None = None) -> None:
-        self._slo = slo or Slo()
+    def __init__(self, goals: Goals | None = None) -> None:
+        self._goals = goals or {}
         self._history = History()
+        self._watch = GoalWatch()
         self.trends = Trends()
         self.events = EventLog()
         self.requests = TraceBook()
@@ -25,6 +26,8 @@ class Ledger:
         """Take in a snapshot made at `now_s` (monotonic) and say what it shows."""
         self._history.add(snapshot, now_s)
         self.events.add(snapshot)
-        overview = summarize(snapshot, self._history, self._slo)
+        overview = summarize(snapshot, self._history, self._goals)
+        for event in self._watch.add(overview, now_s):
+            self.events.note(event)
         self.trends.push(trend_values(overview), now_s)
         return overview

@@ -29,6 +29,18 @@ class Source(UnitSource, Protocol):
         ...
 
 
+class Watched(Protocol):
+    """Snapshots one after another, and answers to what a screen needs beyond them."""
+
+    def __aiter__(self) -> AsyncIterator[Snapshot]:
+        """Begin."""
+        ...
+
+    async def answer(self, asks: Asks) -> Answers:
+        """Ask; what fails is told in the answers."""
+        ...
+
+
 @dataclass(slots=True)
 class _Known:
     """The last a host said, and when."""

@@ -114,11 +114,16 @@ def beside(left: Sequence[Line], right: Sequence[Line], width: int, gap: int = 2
     ]
 
 
-def milliseconds(seconds: float | None) -> str:
+def seconds(milliseconds_: float | None) -> float | None:
+    """Turn a goal into the unit of figures."""
+    return None if milliseconds_ is None else milliseconds_ / 1e3
+
+
+def milliseconds(seconds_: float | None) -> str:
     """Write a latency in milliseconds without its unit, three digits at most before k."""
-    if seconds is None:
+    if seconds_ is None:
         return MISSING
-    value = seconds * 1e3
+    value = seconds_ * 1e3
     if value < 0.995:
         return f"{value:.2f}"
     if value < 9.95:

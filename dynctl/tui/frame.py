@@ -51,6 +51,8 @@ def _framed(view: View, width: int, height: int) -> list[Line]:
 
 def _keys(view: View) -> Line:
     """The screens with their digits, the shown one marked, and the keys that lead on."""
+    if view.note:
+        return line(Span(f" {view.note}", "title"))
     choices = view.choices
     shown = "" if choices.opened or choices.is_helping else screen_of(choices).name
     spans: list[Span | str] = []

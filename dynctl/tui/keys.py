@@ -132,7 +132,17 @@ BINDINGS = (
     Binding(("d",), "d", "next deployment", _deployment),
     Binding(("?",), "?", "this help", _help),
 )
-"""All but those that end the app, which is the app's."""
+"""All that choose what is shown."""
+
+ACTIONS = (("e S", "save the screen: text, SVG"), ("y Y", "copy the row, the screen"))
+"""Of the app, live or replaying."""
+PLAYS = (
+    ("space", "play, hold"),
+    (", .", "a look back, on; hold"),
+    ("← → { }", "10 s, 5 min back, on"),
+    ("- +", "slower, faster"),
+)
+"""Of a replay, where `space` is no choice."""
 
 _BY_KEY = {key: binding for binding in BINDINGS for key in binding.keys}
 

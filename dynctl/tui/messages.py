@@ -4,6 +4,7 @@ from textual.message import Message
 
 from dynctl.core.snapshot import Snapshot
 from dynctl.telemetry.answers import Answers, Asks
+from dynctl.telemetry.look import Look
 
 
 class SnapshotTaken(Message):
@@ -21,4 +22,12 @@ class Answered(Message):
     def __init__(self, asks: Asks, answers: Answers) -> None:
         self.asks = asks
         self.answers = answers
+        super().__init__()
+
+
+class Reached(Message):
+    """Another place in a recording."""
+
+    def __init__(self, look: Look) -> None:
+        self.look = look
         super().__init__()

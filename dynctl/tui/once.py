@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from dynctl.core.workload import Slo
 from dynctl.telemetry.events import Event
 from dynctl.telemetry.figures import Overview
 from dynctl.telemetry.history import LATENCY_WINDOW_S, RATE_WINDOW_S
@@ -20,13 +21,19 @@ def document(overview: Overview, newest: tuple[Event, ...]) -> dict[str, Any]:
         "taken_unix_s": overview.taken_unix_s,
         "rate_window_s": RATE_WINDOW_S,
         "latency_window_s": LATENCY_WINDOW_S,
-        "slo": overview.slo,
+        "slo": common_goals(overview),
         "deployments": overview.deployments,
         "pools": overview.pools,
         "engines": overview.engines,
         "hosts": overview.hosts,
         "events": newest,
     }
+
+
+def common_goals(overview: Overview) -> Slo:
+    """The goals of all deployments where they are the same; each has its own beside it."""
+    goals = {deployment.slo for deployment in overview.deployments}
+    return goals.pop() if len(goals) == 1 else Slo()
 
 
 def text(view: View, width: int) -> str:

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from dynctl.core.workload import Slo
 from dynctl.telemetry.answers import Answers
 from dynctl.telemetry.events import Event
 from dynctl.telemetry.figures import DeploymentFigures, EngineFigures, Overview
+from dynctl.telemetry.recording import Playing
 from dynctl.telemetry.traces import Trace, engine_of
 from dynctl.telemetry.trends import WINDOWS, Trends, Window
 
@@ -72,6 +74,12 @@ class View:
     width: int = 80
     room: int = 21
     """Lines a screen has."""
+    playing: Playing | None = None
+    """Where in a recording this is; None: it is now."""
+    recording: str = ""
+    """How the recording of this goes; empty: there is none."""
+    note: str = ""
+    """What came of the last key, shown until the next one."""
 
     @property
     def deployment(self) -> DeploymentFigures | None:
@@ -83,6 +91,15 @@ class View:
     def window(self) -> Window:
         """How far back plots go."""
         return WINDOWS[self.choices.window]
+
+    def slo_of(self, deployment: str) -> Slo:
+        """The goals of a deployment."""
+        return self.overview.slo_of(deployment) if self.overview else Slo()
+
+    @property
+    def slo(self) -> Slo:
+        """The goals of the deployment the top lines show."""
+        return self.deployment.slo if self.deployment else Slo()
 
     def engine(self, engine_id: str) -> EngineFigures | None:
         """Find an engine."""

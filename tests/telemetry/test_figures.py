@@ -107,7 +107,7 @@ def overview(**options):
     history = History()
     for tick in (1, 2, 3):
         history.add(snapshot(tick, **options), float(tick))
-    return summarize(snapshot(3, **options), history, Slo(500.0, 40.0))
+    return summarize(snapshot(3, **options), history, {"chat": Slo(500.0, 40.0)})
 
 
 def test_engine_figures():

@@ -18,7 +18,7 @@ from dynctl.core.workload import Slo
 from dynctl.telemetry.ledger import Ledger
 from dynctl.tui.view import Choices, View
 
-GOALS = Slo(500.0, 40.0)
+GOALS = {"chat": Slo(500.0, 40.0)}
 BOUNDS = (0.01, 0.02, 0.04, 0.1, 0.2, 0.4, 0.5, 1.0)
 
 
@@ -105,8 +105,8 @@ def snapshots():
 def make_view():
     """Make a view after `ticks` seconds; more options go to `snapshot`, `choices` to the person's choices."""
 
-    def make(ticks=12, choices=None, slo=GOALS, **options):
-        ledger = Ledger(slo)
+    def make(ticks=12, choices=None, slo=GOALS["chat"], **options):
+        ledger = Ledger({"chat": slo} if slo else None)
         overview = None
         for tick in range(1, ticks + 1):
             overview = ledger.take(snapshot(tick, **options), float(tick))

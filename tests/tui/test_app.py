@@ -58,7 +58,9 @@ def pilot(scenario, *taken, size=(80, 24), then=None, answers=lambda _: Answers(
     async def main():
         clock = itertools.count(1.0)
         app = TopApp(
-            source(*taken, then=then, answers=answers), Slo(500.0, 40.0), lambda: next(clock)
+            source(*taken, then=then, answers=answers),
+            {"chat": Slo(500.0, 40.0)},
+            lambda: next(clock),
         )
         async with app.run_test(size=size) as driver:
             await settle(app, driver, len(taken))
@@ -215,7 +217,7 @@ def test_only_lines_that_changed_are_drawn_again(snapshots):
         drawn = []
         app.canvas.refresh = lambda *regions, **_: drawn.append(len(regions))
         app._draw()
-        app.canvas.show([*app.canvas._lines[:-1], ()])
+        app.canvas.show([*app.canvas.lines[:-1], ()])
         return drawn
 
     assert pilot(scenario, snapshots(1)) == [1]
@@ -372,3 +374,46 @@ def test_while_nobody_looks_it_is_drawn_less_often_and_at_once_when_somebody_doe
         return blurred, len(drawn)
 
     assert pilot(scenario, snapshots(1), snapshots(2)) == (2, 3)
+
+
+class Recording:
+    """What a recorder tells the dashboard."""
+
+    failure = ""
+
+
+def test_the_title_says_that_it_is_recorded_and_an_event_when_that_ended(snapshots):
+    recorder = Recording()
+
+    async def main():
+        app = TopApp(source(snapshots(1), snapshots(2)), recorder=recorder)
+        async with app.run_test(size=(80, 24)) as driver:
+            before = (await until_shown(app, driver, "◉ rec")).splitlines()[0]
+            recorder.failure = "No space left on device"
+            for tick in (3, 4):
+                app.post_message(SnapshotTaken(snapshots(tick), float(tick)))
+            return before, await until_shown(app, driver, "✕ rec")
+
+    before, after = asyncio.run(main())
+
+    assert before.startswith("dynctl top  prod  chat  ● live 0s  ◉ rec")
+    assert after.count("recording  ended: No space left on device") == 1
+
+
+def test_a_screen_is_saved_while_watching_and_a_filter_takes_the_letter(
+    snapshots, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+
+    async def scenario(app, driver):
+        await driver.press("slash", "e", "enter")
+        typed = list(tmp_path.iterdir())
+        await driver.press("e")
+        return typed, screen_of(app)[-1].strip()
+
+    typed, note = pilot(scenario, snapshots(1), snapshots(2))
+
+    assert typed == []
+    (path,) = tmp_path.iterdir()
+    assert note == f"written: {path.name}"
+    assert "filter: e" in path.read_text()

@@ -10,10 +10,12 @@ from dynctl.core.snapshot import HostSnapshot, Snapshot
 from dynctl.core.workload import Slo
 from dynctl.telemetry.figures import CacheFigures, MovedFigures
 from dynctl.telemetry.ledger import Ledger
+from dynctl.telemetry.recording import Playing
 from dynctl.telemetry.trends import Trends
+from dynctl.tui.dashboard import _ACTIONS
 from dynctl.tui.draw import plain, width_of
 from dynctl.tui.frame import compose
-from dynctl.tui.keys import BINDINGS
+from dynctl.tui.keys import ACTIONS, BINDINGS, PLAYS
 from dynctl.tui.panels import engines, events, gpus, hits, itl, pools, title, traffic, ttft
 from dynctl.tui.panels.help import MARKS, QUIT
 from dynctl.tui.view import SORTS, Choices, Place, View
@@ -84,7 +86,7 @@ def test_traffic_shows_what_clients_meet(make_view):
     assert "out 2.41k tok/s" in first
     assert "err 0%" in first
     assert "queue 3" in first
-    assert re.search(r"TTFT p50 \d+ p99 !?\d+ms", second)
+    assert re.search(r"TTFT p50 \d+ p99 !?\d+/500ms 100% in", second)
     assert third == " KV hit 63/71% of 74%  lost cold 19% evict 5% route 3%  rdma 50 MiB/s"
 
 
@@ -338,5 +340,73 @@ def test_help_shows_every_key_and_mark_on_the_smallest_screen(make_view, size):
     drawn = [plain(found) for found in compose(make_view(choices=Choices(is_helping=True)), *size)]
 
     assert len(drawn) == size[1]
-    for name, told in (*((b.shown, b.text) for b in BINDINGS), QUIT, *MARKS):
+    for name, told in (*((b.shown, b.text) for b in BINDINGS), *ACTIONS, QUIT, *MARKS):
         assert any(name in text and told in text for text in drawn), name
+
+
+def test_goals_stand_beside_what_is_with_the_share_within(make_view):
+    second = texts(traffic, make_view())[1]
+
+    assert re.match(r" TTFT p50 \d+ p99 !\d+/500ms 100% in  ITL p50 \d+ p99 !\d+/40ms 100% in$", second)  # fmt: skip
+    missed = texts(traffic, make_view(slo=Slo(200.0, None)))[1]
+    assert re.search(r"p99 !\d{3}/200ms 9\d(\.\d)?% in ", missed)
+    assert "/" not in texts(traffic, make_view(slo=Slo()))[1]
+
+
+def test_a_share_that_is_not_all_is_never_shown_as_all():
+    shown = [traffic._share(ratio) for ratio in (1.0, 0.99999, 0.995, 0.99, 0.9, 0.5)]
+
+    assert shown == ["100%", "99.9%", "99.5%", "99%", "90%", "50%"]
+
+
+def test_goals_are_those_of_the_deployment_that_is_shown(snapshots):
+    ledger = Ledger({"chat": Slo(500.0, 40.0), "code": Slo(100.0, None)})
+    for tick in (1, 2):
+        taken = snapshots(tick)
+        first = taken.hosts[0]
+        unit = replace(first.units[0], id="code-0", deployment="code")
+        sample = replace(first.engines[0], id="code-0")
+        host = replace(first, units=(*first.units, unit), engines=(*first.engines, sample))
+        overview = ledger.take(replace(taken, hosts=(host, *taken.hosts[1:])), float(tick))
+    views = [View(overview, ledger.trends, choices=Choices(deployment=number)) for number in (0, 1)]
+
+    assert [re.search(r"SLO .*<\d+", texts(title, view)[0])[0] for view in views] == [
+        "SLO ttft<500 itl<40",
+        "SLO ttft<100",
+    ]
+    # The same latency is within the one goal and beyond the other.
+    styles = {
+        words(plain(row))[0]: [span.style for span in row if span.style in ("warn", "bad")]
+        for row in engines.rows(views[0], 120, 20)[1:-1]
+        if row
+    }
+    assert "bad" not in styles["chat-prefill-0"]
+    assert "bad" in styles["code-0"]
+
+
+def test_the_title_of_a_replay_says_where_and_when(make_view):
+    def told(**changes):
+        playing = Playing(**{"at_s": 751.0, "until_s": 3730.0, **changes})
+        return texts(title, replace(make_view(), playing=playing))[0]
+
+    playing = told(speed=4.0)
+    assert playing.startswith("dynctl top  prod  chat  ▶ ×4 0:12:31/1:02:10  SLO")
+    assert re.search(r"[A-Z][a-z]{2} \d\d \d\d:\d\d:\d\d$", playing)
+    assert "‖ held" in told(is_playing=False)
+    assert "■ end" in told(is_playing=False, at_s=3730.0)
+    assert "… going to" in told(is_seeking=True)
+    lost = replace(make_view(stale_s=9.0), playing=Playing(1.0, 2.0))
+    assert "◐ 1 lost" in texts(title, lost)[0]
+
+
+def test_help_of_a_replay_has_its_keys_on_the_smallest_screen(make_view):
+    view = replace(make_view(choices=Choices(is_helping=True)), playing=Playing(1.0, 2.0))
+    drawn = [plain(found) for found in compose(view, 80, 24)]
+
+    for name, told in (*PLAYS, *ACTIONS, QUIT):
+        assert any(name in text and told in text for text in drawn), name
+    assert not any("hold the picture" in text for text in drawn)
+
+
+def test_every_action_is_in_the_help():
+    assert sorted("".join(shown for shown, _ in ACTIONS).replace(" ", "")) == sorted(_ACTIONS)

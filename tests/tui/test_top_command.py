@@ -8,7 +8,10 @@ import pytest
 from dynctl.cli.main import run
 from dynctl.cli.output import ReaderGoneError
 from dynctl.core.inventory import HostEntry, Inventory
+from dynctl.core.workload import Slo
 from dynctl.errors import ConnectError, ExitCode
+from dynctl.telemetry.recorder import Recorder
+from dynctl.telemetry.tape import Tape
 
 
 class Agent:
@@ -20,6 +23,9 @@ class Agent:
     async def sample(self):
         self.tick += 1
         return self.snapshots(self.tick).hosts[self.number]
+
+    async def ask_router(self, unit_id, target):
+        return b"[]" if "decisions" in target else b"{}"
 
 
 @pytest.fixture
@@ -128,3 +134,113 @@ def test_once_prints_one_line_of_jsonl(cluster, capsys):
     assert run(["top", "--once", "-o", "jsonl"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert len(json.loads(line)["engines"]) == 4
+
+
+@pytest.fixture
+def recorded(tmp_path, snapshots):
+    """A recording of half a minute, without its last byte."""
+    now, path = [0.0], tmp_path / "r.jsonl"
+    with Recorder(path, 2**30, "prod", {"chat": Slo(500.0)}, lambda: now[0]) as recorder:
+        for tick in range(1, 31):
+            recorder.take(snapshots(tick))
+            now[0] += 1.0
+    path.write_bytes(path.read_bytes()[:-1])
+    return path
+
+
+def test_a_replay_prints_its_last_look_or_the_one_at_a_time(recorded, capsys):
+    assert run(["top", "--replay", str(recorded), "--once", "-o", "json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["taken_unix_s"] == 1.7e9 + 29
+    assert "ends in the middle of a line" in said.err
+
+    assert run(["top", "--replay", str(recorded), "--once", "-o", "json", "--at", "+10"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["taken_unix_s"] == 1.7e9 + 11
+    assert found["deployments"][0]["requests_s"] == 14.0
+    assert found["deployments"][0]["slo"] == {"ttft_ms": 500.0, "itl_ms": None}
+
+    assert run(["top", "--replay", str(recorded), "--once"]) == 0
+    assert "chat-prefill-0" in capsys.readouterr().out
+
+
+def test_a_replay_goes_into_a_pipe_as_documents(recorded, capsys):
+    assert run(["top", "--replay", str(recorded), "-o", "jsonl", "--at", "+20"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    assert [one["taken_unix_s"] - 1.7e9 for one in found] == list(range(21, 30))
+    assert {one["schema"] for one in found} == {"dynctl.top/1"}
+
+
+def test_a_replay_asks_for_no_inventory(recorded, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    assert run(["top", "--replay", str(recorded), "--once"]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--replay", "R", "--record", "x"],
+        ["--replay", "R", "--local"],
+        ["--replay", "R", "--limit", "gpu-01"],
+        ["--replay", "R"],
+        ["--replay", "R", "-o", "json"],
+        ["--replay", "R", "--once", "--at", "noon"],
+        ["--replay", "R", "--once", "--at", "+9999"],
+        ["--replay", "missing", "--once"],
+        ["--replay", "/dev/null", "--once"],
+        ["--at", "03:07"],
+        ["--speed", "2"],
+        ["--record", "x", "--once"],
+        ["--record", "R"],
+        ["--record", "/missing/x"],
+        ["--record", "x", "--record-mib", "0"],
+    ],
+)
+def test_what_does_not_go_together_is_a_usage_error(cluster, recorded, args, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cluster(gpu_01=0)
+
+    assert run(["top", *(str(recorded) if a == "R" else a for a in args)]) == ExitCode.USAGE
+    assert not (tmp_path / "x").exists()
+
+
+def test_without_a_terminal_it_records_until_it_is_ended(cluster, tmp_path, monkeypatch, capsys):
+    cluster(gpu_01=0, gpu_02=1)
+    path = tmp_path / "r.jsonl.gz"
+    take, num = Recorder.take, []
+
+    def take_some(recorder, snapshot):
+        take(recorder, snapshot)
+        num.append(1)
+        if len(num) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Recorder, "take", take_some)
+
+    assert run(["top", "--record", str(path)]) == ExitCode.INTERRUPTED
+    monkeypatch.undo()
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"recording to {path}" in said.err
+    with Tape(path) as tape:
+        assert len(tape.snapshots) == 4
+        assert not tape.is_cut
+        assert tape.header.cluster == "prod"
+
+
+def test_a_stream_can_be_recorded_and_ends_when_that_fails(cluster, tmp_path, monkeypatch, capsys):
+    cluster(gpu_01=0, gpu_02=1)
+    path = tmp_path / "r.jsonl"
+
+    def fail(recorder, _):
+        recorder.failure = "No space left on device"
+
+    monkeypatch.setattr(Recorder, "take_answers", fail)
+
+    assert run(["top", "--record", str(path), "-o", "jsonl"]) == ExitCode.ERROR
+    said = capsys.readouterr()
+    assert f"recording to {path} ended: No space left on device" in said.err
+    assert json.loads(said.out.splitlines()[0])["cluster"] == "prod"

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from dynctl.core.units import GIB
-from dynctl.core.workload import Slo
 from dynctl.telemetry.figures import STALE, EngineFigures
 from dynctl.telemetry.history import Latency
 from dynctl.tui.columns import Column, choose, header, row
@@ -15,6 +14,7 @@ from dynctl.tui.draw import (
     judged,
     milliseconds,
     percent,
+    seconds,
     spark,
     whole,
 )
@@ -57,11 +57,16 @@ def _row(columns: list[Column[Engine]], engine: Engine) -> Line:
 
 
 def _columns(view: View, engines: list[Engine]) -> list[Column[Engine]]:
-    slo = view.overview.slo if view.overview else Slo()
-    ttft_s = None if slo.ttft_ms is None else slo.ttft_ms / 1e3
-    itl_s = None if slo.itl_ms is None else slo.itl_ms / 1e3
     name_width = max([6, *(len(e.id) for e in engines)])
     host_width = max([4, *(len(e.host_name) for e in engines)])
+
+    def ttft99(engine: Engine, _: int) -> Span:
+        value = _p99(_ttft(engine))
+        return judged(milliseconds(value), value, seconds(view.slo_of(engine.deployment).ttft_ms))
+
+    def itl99(engine: Engine, _: int) -> Span:
+        value = _p99(engine.itl)
+        return judged(milliseconds(value), value, seconds(view.slo_of(engine.deployment).itl_ms))
 
     def trend(engine: Engine, width: int) -> Span:
         what = "itl_p99" if engine.role == "decode" else "ttft_p99"
@@ -83,9 +88,9 @@ def _columns(view: View, engines: list[Engine]) -> list[Column[Engine]]:
         Column("KV%", 4, text(lambda e: percent(e.kv_usage_ratio, ""))),
         Column("HIT%", 4, text(lambda e: percent(e.hit_ratio, "")), drop=2),
         Column("TTFT50", 7, text(lambda e: milliseconds(_p50(_ttft(e)))), drop=8),
-        Column("TTFT99", 7, lambda e, _: judged(milliseconds(_p99(_ttft(e))), _p99(_ttft(e)), ttft_s)),
+        Column("TTFT99", 7, ttft99),
         Column("ITL50", 5, text(lambda e: milliseconds(_p50(e.itl))), drop=7),
-        Column("ITL99", 6, lambda e, _: judged(milliseconds(_p99(e.itl)), _p99(e.itl), itl_s)),
+        Column("ITL99", 6, itl99),
         Column("TOK/S", 6, text(lambda e: count(e.tokens_s))),
         Column("UTIL", 4, text(lambda e: percent(e.gpu_util_ratio)), drop=3),
         Column("MEM GiB", 11, text(_memory), drop=10),

@@ -9,5 +9,5 @@ def rows(view: View, width: int, height: int) -> list[Line]:
     """Draw the percentiles and the course."""
     found = view.deployment.itl if view.deployment else None
     name = view.deployment.name if view.deployment else ""
-    goal_ms = view.overview.slo.itl_ms if view.overview else None
+    goal_ms = view.slo.itl_ms
     return course_rows(view, Course("ITL", f"deployment:{name}:itl", found, goal_ms), width, height)

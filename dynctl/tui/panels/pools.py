@@ -1,7 +1,6 @@
 """One row per pool: how many engines are up, load, KV use and hits, latency, tokens. Pure."""
 
 from dynctl.core.units import format_bytes
-from dynctl.core.workload import Slo
 from dynctl.telemetry.figures import PoolFigures
 from dynctl.tui.columns import Column, choose, header, row
 from dynctl.tui.draw import (
@@ -13,6 +12,7 @@ from dynctl.tui.draw import (
     line,
     milliseconds,
     percent,
+    seconds,
     spark,
     whole,
 )
@@ -34,7 +34,6 @@ def rows(view: View, width: int, height: int) -> list[Line]:
 
 
 def _columns(view: View) -> list[Column[Pool]]:
-    slo = view.overview.slo if view.overview else Slo()
     has_several = view.overview is not None and len(view.overview.deployments) > 1
 
     def name(pool: Pool) -> str:
@@ -52,9 +51,8 @@ def _columns(view: View) -> list[Column[Pool]]:
         def show(pool: Pool, _: int) -> Span:
             # A decode engine's own TTFT begins after prefill: no figure of a request.
             value = getattr(pool.ttft, q) if pool.ttft and pool.role != "decode" else None
-            return judged(
-                milliseconds(value), value, _seconds(slo.ttft_ms) if q == "p99_s" else None
-            )
+            goal_ms = view.slo_of(pool.deployment).ttft_ms if q == "p99_s" else None
+            return judged(milliseconds(value), value, seconds(goal_ms))
 
         title = "TTFT50" if q == "p50_s" else "TTFT99"
         return Column(title, 7, show, drop=5 if q == "p50_s" else 0)
@@ -62,9 +60,8 @@ def _columns(view: View) -> list[Column[Pool]]:
     def itl(q: str) -> Column[Pool]:
         def show(pool: Pool, _: int) -> Span:
             value = getattr(pool.itl, q) if pool.itl else None
-            return judged(
-                milliseconds(value), value, _seconds(slo.itl_ms) if q == "p99_s" else None
-            )
+            goal_ms = view.slo_of(pool.deployment).itl_ms if q == "p99_s" else None
+            return judged(milliseconds(value), value, seconds(goal_ms))
 
         return Column("ITL50" if q == "p50_s" else "ITL99", 6, show, drop=4 if q == "p50_s" else 0)
 
@@ -94,7 +91,3 @@ def _bytes(number: float | None) -> str:
 
 def _tokens_s(pool: Pool) -> float | None:
     return pool.prompt_tokens_s if pool.role == "prefill" else pool.output_tokens_s
-
-
-def _seconds(milliseconds_: float | None) -> float | None:
-    return None if milliseconds_ is None else milliseconds_ / 1e3

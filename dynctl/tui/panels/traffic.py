@@ -13,6 +13,7 @@ from dynctl.tui.draw import (
     line,
     milliseconds,
     percent,
+    seconds,
     spark,
     whole,
     width_of,
@@ -20,6 +21,8 @@ from dynctl.tui.draw import (
 from dynctl.tui.view import View
 
 WIDE = 120
+QUANTILE = 0.99
+"""What goals are about."""
 
 
 def rows(view: View, width: int, height: int) -> list[Line]:
@@ -52,21 +55,9 @@ def rows(view: View, width: int, height: int) -> list[Line]:
         parts.insert(
             1, line("in ", count(figure("prompt_tokens_s")), " tok/s ", trend("prompt_tokens_s"))
         )
-    slo = view.overview.slo if view.overview else None
-    second = [
-        _latency(
-            " TTFT",
-            deployment.ttft if deployment else None,
-            slo.ttft_ms if slo else None,
-            trend("ttft_p99"),
-        ),
-        _latency(
-            "ITL",
-            deployment.itl if deployment else None,
-            slo.itl_ms if slo else None,
-            trend("itl_p99"),
-        ),
-    ]
+    second = _latencies(view, trend("ttft_p99"), trend("itl_p99"))
+    if width_of(joined(second)) > width:
+        second = _latencies(view, "", "")
     third = _cache_parts(deployment, trend("hit", 1.0) if width >= WIDE else "")
     return [
         joined(parts, "  " if width < WIDE else "    "),
@@ -124,14 +115,36 @@ def _errors(ratio: float | None) -> str:
     return percent(ratio) if ratio is None or ratio >= 0.1 or ratio == 0 else f"{ratio * 100:.1f}%"
 
 
-def _latency(title: str, found: Latency | None, limit_ms: float | None, trend: str) -> Line:
+def _latencies(view: View, ttft_trend: str, itl_trend: str) -> list[Line]:
+    found, slo = view.deployment, view.slo
+    if found is None:
+        return [_latency(" TTFT", None, None, None, ""), _latency("ITL", None, None, None, "")]
+    return [
+        _latency(" TTFT", found.ttft, slo.ttft_ms, found.ttft_within_ratio, ttft_trend),
+        _latency("ITL", found.itl, slo.itl_ms, found.itl_within_ratio, itl_trend),
+    ]
+
+
+def _latency(
+    title: str, found: Latency | None, goal_ms: float | None, within: float | None, trend: str
+) -> Line:
+    """Percentiles, the goal beside what is judged by it, and the share within it."""
     p50, p99 = (found.p50_s, found.p99_s) if found else (None, None)
-    limit_s = None if limit_ms is None else limit_ms / 1e3
+    is_missed = within is not None and within < QUANTILE
     return line(
         f"{title} p50 ",
         Span(milliseconds(p50), "title"),
         " p99 ",
-        judged(milliseconds(p99), p99, limit_s),
-        "   " if p99 is None else "ms ",
-        trend,
+        judged(milliseconds(p99), p99, seconds(goal_ms)),
+        "" if goal_ms is None else Span(f"/{goal_ms:g}", "dim"),
+        "  " if p99 is None else "ms",
+        "" if within is None else Span(f" {_share(within)} in", "bad" if is_missed else ""),
+        f" {trend}" if trend else "",
     )
+
+
+def _share(ratio: float) -> str:
+    """Write a share so that what is not all of it is never called all of it."""
+    if ratio < 0.9:
+        return percent(ratio)
+    return "100%" if ratio >= 1.0 else f"{int(ratio * 1000) / 10:g}%"

@@ -9,7 +9,7 @@ def rows(view: View, width: int, height: int) -> list[Line]:
     """Draw the percentiles and the course."""
     found = view.deployment.ttft if view.deployment else None
     name = view.deployment.name if view.deployment else ""
-    goal_ms = view.overview.slo.ttft_ms if view.overview else None
+    goal_ms = view.slo.ttft_ms
     return course_rows(
         view, Course("TTFT", f"deployment:{name}:ttft", found, goal_ms), width, height
     )

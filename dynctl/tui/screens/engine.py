@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dynctl.core.snapshot import GpuSample
 from dynctl.core.text import clean
 from dynctl.core.units import GIB, format_bytes, format_seconds
-from dynctl.core.workload import Slo
 from dynctl.telemetry.answers import Asks
 from dynctl.telemetry.figures import STALE, EngineFigures
 from dynctl.tui.chart import Curve, Scale, chart, scale_for
@@ -97,7 +96,7 @@ def _head(view: View, engine: EngineFigures, width: int) -> Line:
 def _plot(view: View, engine: EngineFigures, width: int, height: int) -> list[Line]:
     key = f"engine:{engine.id}"
     what = METRICS[view.choices.metric % len(METRICS)]
-    slo = view.overview.slo if view.overview else Slo()
+    slo = view.slo_of(engine.deployment)
     if what == "ITL" or (what == "latency" and engine.role == "decode"):
         # A decode engine's own TTFT begins after prefill: no figure of a request.
         return course_rows(

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from dynctl.core.text import clean
-from dynctl.core.workload import Slo
 from dynctl.telemetry.balance import Evidence, balance
 from dynctl.telemetry.figures import PoolFigures
 from dynctl.tui.draw import (
@@ -84,8 +83,7 @@ def _throughput(view: View) -> list[Line]:
 
 
 def _verdict(view: View) -> list[Line]:
-    slo = view.overview.slo if view.overview else Slo()
-    found = balance(_mine(view), slo)
+    found = balance(_mine(view), view.slo)
     style = "good" if found.verdict in {"balanced", "has room"} else "bad"
     told = Span(found.verdict, style) if found.verdict else Span("not known yet", "dim")
     return [line(Span(" verdict  ", "title"), told), *(_evidence(one) for one in found.evidence)]

@@ -1,0 +1,111 @@
+"""When a deployment's latency goals are missed, and when they are met again: events. Pure.
+
+Judged by what clients meet, p99 over the latency window, and only after it lasted: one slow request is none of these.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dynctl.core.text import clean
+from dynctl.core.units import format_seconds
+from dynctl.telemetry.events import BAD, NOTE, Event
+from dynctl.telemetry.figures import STALE, DeploymentFigures, EngineFigures, Overview
+from dynctl.telemetry.history import Latency
+
+MISSED_S = 10.0
+"""Above the goal for so long, it is missed, …"""
+MET_S = 30.0
+"""… and met again after so long at or below it."""
+FEWEST_LATE = 2.0
+"""Fewer requests (or tokens) beyond the goal are no sign of anything."""
+
+
+@dataclass(slots=True)
+class _Course:
+    """One goal of one deployment."""
+
+    is_missed: bool = False
+    changes_since_s: float | None = None
+    """Since when it looks otherwise than `is_missed` says; None: it does not."""
+    missed_since_s: float = 0.0
+
+
+class GoalWatch:
+    """Fed with every overview; tells what changed."""
+
+    __slots__ = ("_courses",)
+
+    def __init__(self) -> None:
+        self._courses: dict[tuple[str, str], _Course] = {}
+
+    def add(self, overview: Overview, now_s: float) -> Iterator[Event]:
+        """Look at all goals of all deployments; without figures a goal stays what it was."""
+        for deployment in overview.deployments:
+            for name, found, goal_ms, within in (
+                ("TTFT", deployment.ttft, deployment.slo.ttft_ms, deployment.ttft_within_ratio),
+                ("ITL", deployment.itl, deployment.slo.itl_ms, deployment.itl_within_ratio),
+            ):
+                if found is None or goal_ms is None or within is None:
+                    continue
+                course = self._courses.setdefault((deployment.name, name), _Course())
+                late = (1.0 - within) * found.num_observations
+                is_over = found.p99_s > goal_ms / 1e3 and late >= FEWEST_LATE
+                if _turns(course, is_over, now_s):
+                    text = (
+                        _missed(name, found, goal_ms, within, _slowest(overview, deployment, name))
+                        if course.is_missed
+                        else _met(name, found, goal_ms, now_s - course.missed_since_s)
+                    )
+                    mark = BAD if course.is_missed else NOTE
+                    yield Event(overview.taken_unix_s, mark, clean(deployment.name, 40), text)
+
+
+def _turns(course: _Course, is_over: bool, now_s: float) -> bool:
+    """Follow one goal; tells whether it is just now missed, or met again."""
+    if is_over == course.is_missed:
+        course.changes_since_s = None
+        return False
+    if course.changes_since_s is None:
+        course.changes_since_s = now_s
+    if now_s - course.changes_since_s < (MISSED_S if is_over else MET_S):
+        return False
+    if is_over:
+        course.missed_since_s = course.changes_since_s
+    course.is_missed, course.changes_since_s = is_over, None
+    return True
+
+
+def _missed(name: str, found: Latency, goal_ms: float, within: float, slowest: str) -> str:
+    p99, least = _ms(found.p99_s * 1e3), f"{within * 100:.0f}% within"
+    return f"{name} p99 {p99} ms misses its SLO of {goal_ms:g} ms, {least}{slowest}"
+
+
+def _met(name: str, found: Latency, goal_ms: float, lasted_s: float) -> str:
+    p99, lasted = _ms(found.p99_s * 1e3), format_seconds(lasted_s)
+    return f"{name} p99 {p99} ms meets its SLO of {goal_ms:g} ms again, after {lasted}"
+
+
+def _ms(value: float) -> str:
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}"
+
+
+def _slowest(overview: Overview, deployment: DeploymentFigures, name: str) -> str:
+    """Name the engine whose own p99 is the highest: where to look first."""
+    known = [
+        (p99_s, engine.id)
+        for engine in overview.engines
+        if engine.deployment == deployment.name and engine.state != STALE
+        for p99_s in [_p99(engine, name)]
+        if p99_s is not None
+    ]
+    if len(known) < 2:
+        return ""
+    p99_s, engine_id = max(known)
+    return f"; slowest {clean(engine_id, 40)} {_ms(p99_s * 1e3)} ms"
+
+
+def _p99(engine: EngineFigures, name: str) -> float | None:
+    # A decode engine's own TTFT begins after prefill, and a prefill engine makes one token: no figures of a request.
+    if name == "TTFT":
+        return engine.ttft.p99_s if engine.ttft and engine.role != "decode" else None
+    return engine.itl.p99_s if engine.itl and engine.role != "prefill" else None

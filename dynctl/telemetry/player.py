@@ -1,0 +1,212 @@
+"""Goes through a recording as time passes, or as somebody steps and jumps: a Look at each place. IO: files through the tape, clock.
+
+At every place figures, courses and events are what `top` would have shown had it begun an hour before. Not here: keys, drawing.
+"""
+
+import asyncio
+import contextlib
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Iterator
+
+from dynctl.telemetry.answers import Answers, Asks
+from dynctl.telemetry.ledger import Ledger
+from dynctl.telemetry.look import Look
+from dynctl.telemetry.recording import NOT_RECORDED, Asked, Playing
+from dynctl.telemetry.tape import Tape
+
+SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+LEAST_WAIT_S = 0.1
+"""Between two looks, however fast it goes."""
+GAP_S = 5.0
+"""Where nothing was recorded for longer, no more is waited than this."""
+NEAR_S = 60.0
+"""No farther ahead than this, one goes on; else one begins anew there."""
+WHOLE_S = 400.0
+"""Before a place so much is read whole: the plot of five minutes, and the minute behind its first percentile; …"""
+PAST_S = 3700.0
+"""… and so much with a snapshot in ten seconds, as courses of an hour keep them."""
+COARSE_S = 10.0
+BREATH_S = 0.02
+"""Reading ahead, keys are looked at this often."""
+
+
+class Player:
+    """Where in a recording somebody is: `looks` yields each new place, the others say where to go."""
+
+    def __init__(self, tape: Tape, at_s: float | None = None, speed: float = 1.0) -> None:
+        self._tape = tape
+        self._goal: int | None = 0 if at_s is None else tape.first_from(at_s)
+        """The snapshot to go to, counted among snapshots."""
+        self._at = self._goal or 0
+        self._speed = speed
+        self._is_playing = True
+        self._ahead_s = 0.0
+        self._ledger = Ledger(tape.header.goals)
+        self._asked: Asked | None = None
+        self._look: Look | None = None
+        self._has_order = asyncio.Event()
+
+    @property
+    def playing(self) -> Playing:
+        """Where it is."""
+        first_s, last_s = self._time_s(0), self._time_s(self._last)
+        return Playing(
+            at_s=self._time_s(self._at) - first_s,
+            until_s=last_s - first_s,
+            speed=self._speed,
+            is_playing=self._is_playing and self._at < self._last,
+            is_seeking=self._goal is not None,
+        )
+
+    def toggle(self) -> None:
+        """Hold, or go on; at the end from the beginning."""
+        if self._at >= self._last:
+            self._goal, self._is_playing = 0, True
+        else:
+            self._is_playing = not self._is_playing
+        self._has_order.set()
+
+    def change_speed(self, steps: int) -> None:
+        """Go faster or slower."""
+        nearest = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self._speed))
+        self._speed = SPEEDS[max(0, min(len(SPEEDS) - 1, nearest + steps))]
+        self._has_order.set()
+
+    def step(self, count: int) -> None:
+        """Go so many looks on or back, and hold there."""
+        self._is_playing = False
+        self._go(self._place + count)
+
+    def jump(self, seconds: float) -> None:
+        """Go so far on or back."""
+        at_s = self._time_s(self._place) + seconds
+        found = self._tape.first_from(at_s)
+        if seconds < 0 and found and self._time_s(found) > at_s:
+            found -= 1
+        self._go(found)
+
+    def answer(self, asks: Asks) -> Answers:
+        """What of a screen's questions was recorded; the rest is told to be missing."""
+        failures: dict[str | tuple[str, str], str] = dict.fromkeys(
+            (*asks.logs, *asks.commands), NOT_RECORDED
+        )
+        if self._asked is None:
+            return Answers(failures=failures)
+        failures.update(self._asked.failures)
+        return Answers(hits=self._asked.hits, failures=failures)
+
+    async def looks(self) -> AsyncIterator[Look]:
+        """Yield what is known at each place, until the reader has enough."""
+        while True:
+            if self._goal is not None:
+                await self._reach(self._goal)
+            elif self._is_playing and self._at < self._last:
+                if not await self._play():
+                    continue
+            else:
+                await self._has_order.wait()
+                self._has_order.clear()
+                continue
+            if self._look is not None:
+                yield self._look
+
+    def all_looks(self) -> Iterator[Look]:
+        """Yield every look from where it is to the end, as fast as they can be read; not to be mixed with `looks`."""
+        begin, self._goal = self._at, None
+        for number in self._way_to(begin):
+            self._feed(number)
+        assert self._look is not None
+        yield self._look
+        for number in range(self._tape.snapshots[begin] + 1, len(self._tape.times_s)):
+            if self._feed(number):
+                yield self._look
+
+    @property
+    def _last(self) -> int:
+        return len(self._tape.snapshots) - 1
+
+    @property
+    def _place(self) -> int:
+        """Where it is, or will be."""
+        return self._at if self._goal is None else self._goal
+
+    def _time_s(self, snapshot: int) -> float:
+        return self._tape.times_s[self._tape.snapshots[snapshot]]
+
+    def _go(self, snapshot: int) -> None:
+        self._goal = max(0, min(self._last, snapshot))
+        self._has_order.set()
+
+    async def _play(self) -> bool:
+        """Wait until the next snapshot is due, and take in those that are by then; tells whether nothing came between."""
+        loop = asyncio.get_running_loop()
+        begun_s, now_s = loop.time(), self._time_s(self._at)
+        gap_s = min(self._time_s(self._at + 1) - now_s, GAP_S)
+        wait_s = max(LEAST_WAIT_S, (gap_s - self._ahead_s) / self._speed)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._has_order.wait()
+                self._has_order.clear()
+                self._ahead_s = 0.0
+                return False
+        due_s = now_s + self._ahead_s + (loop.time() - begun_s) * self._speed
+        target = self._at + 1
+        while target < self._last and self._time_s(target + 1) <= due_s:
+            target += 1
+        for number in range(self._tape.snapshots[self._at] + 1, self._tape.snapshots[target] + 1):
+            self._feed(number)
+        self._at = target
+        # What time is left counts for the next one, unless reading cannot keep up.
+        self._ahead_s = max(0.0, min(due_s - self._time_s(target), LEAST_WAIT_S * self._speed))
+        return True
+
+    async def _reach(self, goal: int) -> None:
+        """Go to a snapshot: on from here when it is near, else anew from an hour before it."""
+        ahead_s = self._time_s(goal) - self._time_s(self._at)
+        entries = self._tape.snapshots
+        if self._look is not None and goal >= self._at and ahead_s <= NEAR_S:
+            way: Iterator[int] = iter(range(entries[self._at] + 1, entries[goal] + 1))
+        else:
+            self._ledger, self._asked = Ledger(self._tape.header.goals), None
+            way = self._way_to(goal)
+        loop = asyncio.get_running_loop()
+        breathed_s = loop.time()
+        for number in way:
+            self._feed(number)
+            if loop.time() - breathed_s > BREATH_S:
+                await asyncio.sleep(0)
+                breathed_s = loop.time()
+                if self._goal != goal:
+                    # Somebody wants to be elsewhere by now: what was read so far is of no place.
+                    self._look = None
+                    return
+        self._at, self._ahead_s = goal, 0.0
+        if self._goal == goal:
+            self._goal = None
+
+    def _way_to(self, goal: int) -> Iterator[int]:
+        """Entries to read so that everything is known at a snapshot: some of the hour before it, all of the last minutes."""
+        end = self._tape.snapshots[goal]
+        end_s = self._tape.times_s[end]
+        whole = bisect_left(self._tape.times_s, end_s - WHOLE_S)
+        read_s = -COARSE_S
+        for snapshot in range(self._tape.first_from(end_s - PAST_S), goal):
+            number = self._tape.snapshots[snapshot]
+            if number >= whole:
+                break
+            if self._tape.times_s[number] - read_s >= COARSE_S:
+                read_s = self._tape.times_s[number]
+                yield number
+        yield from range(whole, end + 1)
+
+    def _feed(self, number: int) -> bool:
+        """Take an entry in; tells whether it is a snapshot."""
+        entry = self._tape.entry(number)
+        if entry.asked is not None:
+            self._asked = entry.asked
+            self._ledger.requests.add(entry.asked.decisions)
+        if entry.snapshot is None:
+            return False
+        overview = self._ledger.take(entry.snapshot, entry.at_s)
+        self._look = Look(overview, self._ledger)
+        return True
