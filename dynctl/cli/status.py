@@ -100,6 +100,7 @@ def _show(wanted: Inventory, results: dict[str, Any], seen: "Views", output: Out
         for name, status in statuses.items():
             for text in status.degraded:
                 say(f"{name}: the agent is degraded: {clean(text, 300)}")
+        _say_findings(seen)
     if not statuses and len(absent) == len(results):
         raise DynctlError(
             f"cluster {wanted.cluster} is not up on "
@@ -117,6 +118,17 @@ def _show(wanted: Inventory, results: dict[str, Any], seen: "Views", output: Out
     unasked = [entry.name for entry in wanted.hosts if entry.name not in results]
     _raise_unready(statuses, unasked)
     _raise_unrouted(statuses, seen)
+
+
+def _say_findings(seen: "Views") -> None:
+    """Say what routers find wrong; all may be ready and serve, but not by what engines have cached."""
+    from dynctl.router.seen import Seen
+
+    for name, view in seen.items():
+        for found in view.findings if isinstance(view, Seen) else ():
+            subject = f"{clean(found.engine, 100)}: " if found.engine else ""
+            say(f"{name}: {subject}{clean(found.text, 300)} ({clean(found.cause, 40)})")
+            say(f"  fix: {clean(found.hint, 300)}")
 
 
 def _raise_unready(statuses: "Mapping[str, AgentStatus]", unasked: Sequence[str]) -> None:

@@ -155,6 +155,7 @@ class KvEventReader:
             self._was_connected,
             self.num_errors + self.num_unknown_events,
             other_topic=clean(self._other_topic.decode("utf-8", "replace"))[:64],
+            num_lost=self._sequence.counts.num_lost,
         )
 
     @property

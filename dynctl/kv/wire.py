@@ -71,6 +71,8 @@ class SourceHealth(msgspec.Struct, frozen=True, array_like=True):
     """Batches of data-parallel ranks that are not expected there, ignored."""
     num_other_groups: int = 0
     """Events of groups of layers whose blocks do not stand for a prefix, ignored."""
+    num_lost: int = 0
+    """Times that events were missing for good, so that all that was known of the cache was forgotten."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True):

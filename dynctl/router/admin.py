@@ -10,7 +10,6 @@ import msgspec
 from dynctl.core.router_settings import fault_of
 from dynctl.errors import DynctlError
 from dynctl.router.api.answers import Failure
-from dynctl.router.findings import Finding
 from dynctl.router.merging import Shown
 from dynctl.router.seen import Seen, see
 from dynctl.router.short_flight import ShortFlight
@@ -56,15 +55,6 @@ async def recalled(desk: "Desk", path: str, query: bytes, shown: Shown) -> Shown
     return 200, msgspec.json.encode([d.to_json() | {"version": version} for d, version in found])
 
 
-def _findings(desk: "Desk") -> list[Finding]:
-    """What is wrong with the router itself, and with engines: by what requests showed, and before there were any."""
-    found = [*desk.own_findings(), *desk.probes.findings()]
-    named = {finding.engine for finding in found}
-    if desk.tokens.tokenizer is not None:
-        found += [one for one in desk.probes.degraded() if one.engine not in named]
-    return found
-
-
 def _skew(desk: "Desk") -> SkewSums:
     _note(desk)
     return add_up(desk.ring.newest(_MAX_SUMMED))
@@ -78,13 +68,13 @@ def _hits(desk: "Desk") -> object:
 def _engines(desk: "Desk") -> Seen:
     now_s = desk.now_s()
     unheard = desk.first_events.unheard(now_s) if desk.matches_tokens() else ()
-    return see(desk.workers.all(), desk.fleet.silent, unheard, now_s)
+    return see(desk.workers.all(), desk.fleet.silent, unheard, desk.findings(), now_s)
 
 
 _SUMS: dict[str, Callable[["Desk"], object]] = {
     "/engines": _engines,
     "/hits": _hits,
-    "/findings": _findings,
+    "/findings": lambda desk: desk.findings(),
     "/skew": _skew,
 }
 

@@ -192,11 +192,17 @@ class Desk:
         """Whether requests are placed by what engines have cached of their tokens."""
         return self.tokens.tokenizer is not None and self.placement.policy.uses_index
 
-    def own_findings(self) -> list[Finding]:
-        """What is wrong with the router itself."""
+    def findings(self) -> list[Finding]:
+        """What is wrong with the router itself, and with engines: by what requests showed, and before there were any."""
         found = [*self.alarms.findings(), *unreached(self.config.relays, self.fleet.silent)]
         found += apart(self.workers.all())
-        return found if self.decision_log is None else found + self.decision_log.findings()
+        if self.decision_log is not None:
+            found += self.decision_log.findings()
+        found += self.probes.findings()
+        named = {finding.engine for finding in found}
+        if self.tokens.tokenizer is not None:
+            found += [one for one in self.probes.degraded() if one.engine not in named]
+        return found
 
     # Flights
 
@@ -391,9 +397,7 @@ class Desk:
         yield from gauge("probe_tokens", "Tokens of own questions asked again.", probes, ("what",))
         yield from self._of_parts()
         yield from self._by_route_key()
-        found: dict[tuple[str, ...], float] = {
-            (f.engine, f.cause): 1.0 for f in (*self.own_findings(), *self.probes.findings())
-        }
+        found: dict[tuple[str, ...], float] = {(f.engine, f.cause): 1.0 for f in self.findings()}
         yield from gauge("findings", "Broken preconditions.", found, ("engine", "cause"))
         yield from gauge("start_time_seconds", "Start, Unix time.", {(): self._started_unix_s})
 

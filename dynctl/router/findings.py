@@ -24,6 +24,8 @@ class Look(Enum):
     """In blocks of another size."""
     KEYED = auto()
     """Not found, and since others were, blocks with a LoRA or a salt came."""
+    LOST = auto()
+    """Not found, and since others were, events were missing for good."""
     UNSEEDED = auto()
     """Under the hash without the deployment's seed."""
     MISSING = auto()
@@ -50,18 +52,25 @@ class Evidence:
     """Whether anybody tells its events at all."""
     was_connected: bool = True
     """Whether whoever reads them has ever reached them."""
+    events_at: str = ""
+    """Where they are read; empty: a relay knows."""
     other_topic: str = ""
     """The topic of its events, where it isn't the one subscribed to."""
     num_other_ranks: int = 0
     """Event batches of data-parallel ranks not expected where they came from."""
     num_other_groups: int = 0
     """Events of groups of layers whose blocks do not stand for a prefix."""
+    num_lost: int = 0
+    """Times that its events were missing for good, so that all that was known of it was forgotten: in the last minute, or
+    since a prompt was found."""
     num_ranks: int = 0
     """Data-parallel ranks it says it has; 0: it does not say."""
     num_ranks_read: int = 0
     """Whose events are read; 0: whoever reads them does not say."""
     num_stored_blocks: int = 0
     """Blocks it was said to hold."""
+    empty_for_s: float = 0.0
+    """For how long there were none of those."""
     num_undecodable: int = 0
     """Event batches that could not be read."""
     is_caching: bool | None = None
@@ -106,11 +115,16 @@ _MIN_TOLD_TOKENS = 32_768
 _MAX_DIFFERENCE = 0.1
 """Of the prompts' tokens. Real engines differ from what is predicted by less than a hundredth."""
 
+SILENCE_S = 5.0
+"""An engine that computes tells of blocks more often, also while it generates."""
+
 _PATIENCE_S = 30.0
 """Prompts that come at once are expected where the first of them is still computed: that is over sooner."""
 
 _MIN_UNREPORTED = 16
 _MIN_CHECKED = 3
+_MIN_LOST = 3
+"""Fewer may be one stall of the network."""
 _MIN_REPEATED_TOKENS = 256
 
 
@@ -138,8 +152,8 @@ def events_fault(e: Evidence) -> tuple[str, str, str] | None:
     if not e.has_events_source:
         return (
             "no_events_source",
-            "nobody tells this engine's KV events",
-            "give kv-events=… to route, or let dynctl up start the engine",
+            "nobody tells what its cache holds: no KV events of it are read",
+            "give kv-events=… to route, or as engine.args for adopted servers; engines that dynctl up starts tell by themselves",
         )
     if e.is_caching is False:
         return (
@@ -150,7 +164,7 @@ def events_fault(e: Evidence) -> tuple[str, str, str] | None:
     if not e.was_connected:
         return (
             "events_unreachable",
-            "nothing answers where its KV events should come from",
+            f"nothing answers {f'at {e.events_at}, ' if e.events_at else ''}where its KV events should come from",
             "start it with --kv-events-config enable_kv_cache_events=true, and check kv-events' address and port",
         )
     if e.other_topic:
@@ -159,24 +173,43 @@ def events_fault(e: Evidence) -> tuple[str, str, str] | None:
             f"its KV events have the topic {e.other_topic!r}, which nobody subscribes to",
             "give the same topic on both sides, or none to the router",
         )
-    return _ranks(e) or _silence(e)
+    return _ranks(e) or _losses(e) or _silence(e)
+
+
+def _losses(e: Evidence) -> tuple[str, str, str] | None:
+    """Whether events are missing for good again and again."""
+    return _lost(e) if e.num_lost >= (1 if _says_nothing(e) else _MIN_LOST) else None
+
+
+def _says_nothing(e: Evidence) -> bool:
+    """Whether no block of it is known; just after all was forgotten that means nothing yet."""
+    return not e.num_stored_blocks and e.empty_for_s >= SILENCE_S
+
+
+def _lost(e: Evidence) -> tuple[str, str, str]:
+    times = "once" if e.num_lost == 1 else f"{e.num_lost} times lately"
+    return (
+        "events_lost",
+        f"KV events of it were lost for good {times}, and with them all that was known of its cache",
+        "give kv-replay=… to route, so that what is lost is asked for again; where it is given, see that it answers there",
+    )
 
 
 def _silence(e: Evidence) -> tuple[str, str, str] | None:
     """Whether what comes says anything."""
-    if e.num_undecodable and not e.num_stored_blocks:
+    if e.num_undecodable and _says_nothing(e):
         return (
             "event_version",
-            f"{e.num_undecodable} event batches could not be read",
-            "this engine version publishes events dynctl does not know",
+            f"{e.num_undecodable} KV event batches could not be read, and none that could came",
+            "its version publishes events that this dynctl does not know: upgrade dynctl, or start the version that worked",
         )
-    if e.num_other_groups and not e.num_stored_blocks:
+    if e.num_other_groups and _says_nothing(e):
         return (
             "attention",
             "its events only speak of layers that keep a part of a prefix: sliding windows, chunks, states",
             "no prefix can be told of such a model; requests are placed by load and by what engines were sent",
         )
-    if not e.num_stored_blocks:
+    if _says_nothing(e):
         return (
             "no_events",
             "requests end here and no KV event says what they left in the cache",
@@ -232,26 +265,28 @@ def _identity(e: Evidence) -> tuple[str, str, str] | None:
         return (
             "block_size",
             f"its blocks have {e.other_size} tokens, the router asks for blocks of {e.block_size}",
-            "let the engine report its block size, or restart the router",
+            "plan what the engine has: limits.block_size_tokens in the inventory, dynctl plan, dynctl up",
         )
     if Look.UNSEEDED in e.looks:
         return (
             "seed",
             "its blocks are hashed without this deployment's seed",
-            "give relay and router the same block_hash_seed",
+            "relay and router are of different ups: dynctl up on all hosts gives both the same block_hash_seed",
         )
     if e.looks.count(Look.KEYED) * 2 >= num_missed:
         return (
             "salt",
             "its blocks carry a cache salt or a LoRA that the router does not ask with",
-            "salted requests only hit under their own salt",
+            "what stands between router and engine adds one: let clients name it to the router (cache_salt, or the LoRA as model)",
         )
+    if e.num_lost and e.looks.count(Look.LOST) * 2 >= num_missed:
+        return _lost(e)
     if num_found:
         return None
     return (
         "seed",
         "its blocks never have the names of the prompts it was sent",
-        "compare block_hash_seed, model revision and tokenizer of engine and router",
+        "dynctl up gives relay and router the same block_hash_seed; else compare model revision and tokenizer of both sides",
     )
 
 

@@ -4,10 +4,18 @@ Not here: what the evidence means. Pure: times are passed in.
 """
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dynctl.kv.hashing import PromptBlocks
-from dynctl.router.findings import Evidence, Finding, Look, are_far, diagnose, events_fault
+from dynctl.router.findings import (
+    SILENCE_S,
+    Evidence,
+    Finding,
+    Look,
+    are_far,
+    diagnose,
+    events_fault,
+)
 from dynctl.router.hits import Outlook
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.prompt import Hashers
@@ -20,13 +28,12 @@ _DELAY_S = 1.0
 _EVERY_S = 0.5
 """One check per engine at most this often."""
 
-_SILENCE_S = 5.0
-"""An engine that computes tells of blocks more often, also while it generates."""
-
 _MUCH = 8
 """This part of a cache, evicted while a prompt waits to be looked for."""
 
 _MAX_WAITING = 1024
+_LOSSES_S = 60.0
+_MAX_LOSSES = 100
 _OTHER_SIZES = (8, 16, 32, 64, 128, 256)
 
 
@@ -39,6 +46,8 @@ class EngineNotes:
     """Its events were waited for long enough."""
     was_connected: bool = True
     """Whether its events could be reached at all; only told where somebody reads them."""
+    events_at: str = ""
+    """Where this router reads its events itself."""
     other_topic: str = ""
     """The topic of its events, where it isn't the one subscribed to."""
     num_undecodable: int = 0
@@ -50,6 +59,8 @@ class EngineNotes:
     """Event batches of data-parallel ranks not expected where they came from."""
     num_other_groups: int = 0
     """Events of groups of layers whose blocks do not stand for a prefix."""
+    num_lost: int = 0
+    """Times that its events were missing for good, since they are read."""
     num_ranks: int = 0
     """Data-parallel ranks it says it has; 0: it does not say."""
     num_ranks_read: int = 0
@@ -67,17 +78,28 @@ class _Check:
     """Blocks the engine had evicted when the prompt ended."""
 
 
+def _losses() -> deque[float]:
+    return deque(maxlen=_MAX_LOSSES)
+
+
 @dataclass(slots=True)
 class _Seen:
     """How far an engine's own blocks had come."""
 
     num_stored: int = 0
+    empty_since_s: float | None = None
+    """Since when there were none."""
     grew_s: float = 0.0
     """When more of them were seen for the last time."""
     agreed_s: float = 0.0
     """When predicted and reported hits were about the same for the last time."""
     num_keyed: int = 0
     """When a prompt was found for the last time."""
+    found_s: float = 0.0
+    """When that was."""
+    num_lost: int = 0
+    losses_s: deque[float] = field(default_factory=_losses)
+    """When events were missing for good."""
 
 
 class Probes:
@@ -119,6 +141,7 @@ class Probes:
         for worker in self._table.all():
             self._note_growth(worker, now_s)
             self._note_difference(worker, now_s)
+            self._note_losses(worker, now_s)
         while self._waiting and self._waiting[0].due_s <= now_s:
             check = self._waiting.popleft()
             if self._table.get(check.worker.id) is check.worker:
@@ -160,6 +183,7 @@ class Probes:
             evidence,
             has_events_source=notes.has_events_source,
             was_connected=notes.was_connected,
+            events_at=notes.events_at,
             other_topic=notes.other_topic,
             num_other_ranks=notes.num_other_ranks,
             num_other_groups=notes.num_other_groups,
@@ -176,6 +200,9 @@ class Probes:
     def _note_growth(self, worker: Worker, now_s: float) -> None:
         num_stored = self._index.num_stored(worker.id)
         evidence, seen = self._of(worker)
+        if num_stored or seen.empty_since_s is None:
+            seen.empty_since_s = now_s
+        evidence.empty_for_s = now_s - seen.empty_since_s
         if num_stored != seen.num_stored:
             seen.num_stored, seen.grew_s = num_stored, now_s
             evidence.num_unheard = 0
@@ -186,6 +213,17 @@ class Probes:
             seen.agreed_s = now_s
         evidence.differs_for_s = now_s - seen.agreed_s
 
+    def _note_losses(self, worker: Worker, now_s: float) -> None:
+        evidence, seen = self._of(worker)
+        num_lost = self.notes.get(worker.id, EngineNotes()).num_lost
+        # Who reads them anew counts anew.
+        seen.losses_s.extend([now_s] * (num_lost - seen.num_lost))
+        seen.num_lost = num_lost
+        old_s = min(now_s - _LOSSES_S, seen.found_s)
+        while seen.losses_s and seen.losses_s[0] < old_s:
+            seen.losses_s.popleft()
+        evidence.num_lost = len(seen.losses_s)
+
     def _look(self, check: _Check, evidence: Evidence, seen: _Seen) -> None:
         if not seen.num_stored:
             # Nothing of it came yet: that says nothing about names.
@@ -194,7 +232,7 @@ class Probes:
         was_well = Look.FOUND in evidence.looks
         if was_well and quiet_s > 2 * _DELAY_S and not self._holds(check, check.num_blocks):
             # Its names are right, but where are they? A moment later this says more.
-            evidence.num_unheard += quiet_s > _SILENCE_S
+            evidence.num_unheard += quiet_s > SILENCE_S
             return
         look = self._look_for(check, evidence, seen)
         if look is Look.FOUND or not self._may_be_evicted(check):
@@ -219,10 +257,15 @@ class Probes:
         has_first = self._holds(check, 1)
         # The last one too: what a prompt begins with may be known from before something broke.
         if has_first and self._holds(check, check.num_blocks):
-            seen.num_keyed = num_keyed
+            seen.num_keyed, seen.found_s = num_keyed, check.due_s
             return Look.FOUND
         other = None if has_first else self._under_another_name(check, evidence)
-        return other or (Look.KEYED if num_keyed > seen.num_keyed else Look.MISSING)
+        if other is not None:
+            return other
+        if num_keyed > seen.num_keyed:
+            return Look.KEYED
+        was_lost = bool(seen.losses_s) and seen.losses_s[-1] >= seen.found_s
+        return Look.LOST if was_lost else Look.MISSING
 
     def _under_another_name(self, check: _Check, evidence: Evidence) -> Look | None:
         """Look for what a prompt begins with as it would be called if one thing were different."""

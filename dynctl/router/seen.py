@@ -4,6 +4,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dynctl.core.deployment import EngineState
+from dynctl.router.findings import Finding
 from dynctl.router.workers import Worker
 
 UNREACHABLE = "unreachable"
@@ -32,17 +33,23 @@ class Seen:
     engines: tuple[SeenEngine, ...]
     silent: Mapping[str, str]
     """Relays, by host, and engines reached without one that do not answer, with why."""
+    findings: tuple[Finding, ...] = ()
+    """What is wrong with the router itself, or keeps an engine's cache from being hit."""
 
 
 def see(
-    workers: Iterable[Worker], silent: Mapping[str, str], unheard: Container[str], now_s: float
+    workers: Iterable[Worker],
+    silent: Mapping[str, str],
+    unheard: Container[str],
+    findings: Iterable[Finding],
+    now_s: float,
 ) -> Seen:
     """Say what is seen; of engines that are `unheard` the first KV events are waited for."""
     engines = [
         SeenEngine(worker.id, worker.incarnation, worker.info.role, _lack(worker, unheard, now_s))
         for worker in workers
     ]
-    return Seen(tuple(engines), dict(silent))
+    return Seen(tuple(engines), dict(silent), tuple(findings))
 
 
 def _lack(worker: Worker, unheard: Container[str], now_s: float) -> str:
@@ -68,4 +75,5 @@ def join(views: Sequence[Seen]) -> Seen:
         for found in by_engine.values()
         if len(found) == len(views)
     ]
-    return Seen(tuple(engines), silent)
+    findings = {(one.engine, one.cause): one for view in views for one in view.findings}
+    return Seen(tuple(engines), silent, tuple(findings.values()))

@@ -12,6 +12,7 @@ from dynctl.cli.options import Output
 from dynctl.core.deployment import EngineState, UnitStatus
 from dynctl.core.inventory import HostEntry, Inventory
 from dynctl.errors import ConnectError, DynctlError, ExitCode
+from dynctl.router.findings import Finding
 from dynctl.router.seen import Seen, SeenEngine
 
 INVENTORY = Inventory("c", (HostEntry("a", "a.example"),), path="inventory.yaml")
@@ -131,6 +132,16 @@ def test_a_router_that_does_not_reach_an_engine_that_is_ready_is_named_with_why(
     assert caught.value.exit_code is ExitCode.GATE
     out = " ".join(capsys.readouterr().out.split())
     assert "reaches prefill 0/1, decode 1/1" in out
+
+
+def test_what_a_router_finds_wrong_is_told_with_the_fix_though_all_is_ready(capsys):
+    found = Finding(DECODE.id, "salt", "its blocks carry a salt", "name it to the router")
+    seen = {"chat-router": replace(view()["chat-router"], findings=(found,))}
+    show(ROUTER, PREFILL, DECODE, seen=seen)
+
+    said = capsys.readouterr().err
+    assert "chat-router: chat-decode-0: its blocks carry a salt (salt)" in said
+    assert "fix: name it to the router" in said
 
 
 def test_a_router_that_is_too_old_to_say_what_it_reaches_is_not_judged(capsys):

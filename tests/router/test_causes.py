@@ -5,13 +5,14 @@ Each fault is put into one engine of a fleet, so that one run shows them all; th
 
 import asyncio
 import dataclasses
+import random
 
 import msgspec
 import pytest
 from router_bench import until
 from router_models import other_template, other_tokenizer
-from router_relays import relayed
-from router_sims import Sim, routed_sims
+from router_relays import relayed, talk
+from router_sims import Sim, generate, prompt_of, routed_sims
 
 
 class Changed(Sim):
@@ -139,6 +140,39 @@ def test_each_cause_is_named_without_a_relay(run, short_dir, tmp_path):
                 "newer": "event_version",
             }
             assert await causes_of(bench, expected) == expected
+
+    run(main)
+
+
+async def asked_until_one_is_found(bench, ask):
+    """Ask for new prompts until something is found; the limit only catches hangs."""
+    rng = random.Random(3)
+    async with asyncio.timeout(100):
+        while not bench.desk.probes.findings():
+            await ask(bench, prompt_of(rng, bench.text.words, 100), 2)
+    (found,) = bench.desk.probes.findings()
+    return found.engine, found.cause
+
+
+LOSSY = {"fault": ("lose-events,ratio=0.5",)}
+
+
+def test_events_that_are_lost_for_good_are_named_through_a_relay(run, tls, short_dir):
+    async def main():
+        async with relayed(
+            tls, Sim("e0", short_dir, **LOSSY), entries={"e0": {"kv_replay": None}}
+        ) as bench:
+            assert await asked_until_one_is_found(bench, talk) == ("e0", "events_lost")
+
+    run(main)
+
+
+def test_events_that_are_lost_for_good_are_named_without_a_relay(run, short_dir):
+    async def main():
+        sim = Sim("e0", short_dir, **LOSSY)
+        sim.target = dataclasses.replace(sim.target, kv_replay=None)
+        async with routed_sims(sim) as bench:
+            assert await asked_until_one_is_found(bench, generate) == ("e0", "events_lost")
 
     run(main)
 

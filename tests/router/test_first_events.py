@@ -252,6 +252,9 @@ def test_an_engine_without_events_is_named_at_once_and_placed_by_what_it_was_sen
             await until(lambda: not desk.workers.get("e1").is_told)
             (found,) = (await ask(path, "/findings"))[1]
             assert (found["engine"], found["cause"]) == ("e1", "no_events_source")
+            # `top` reads the metrics.
+            metrics = desk.exposition().decode()
+            assert 'dynctl_router_findings{engine="e1",cause="no_events_source"} 1' in metrics
             # What it is sent is found there again.
             desk.workers.set_reachable("e0", is_reachable=False)
             prompt = prompt_of(rng, bench.text.words, 400)

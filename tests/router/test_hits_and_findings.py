@@ -99,6 +99,7 @@ class Scene:
             self.table.get("e").parity = "mismatch"
         notes.num_other_groups = 7 if fault == "attention" else 0
         self.notes = notes
+        self.lost_s = 0.0
         self.is_silent = fault in {
             *("no_events_source", "no_events", "event_version", "caching_off", "attention")
         }
@@ -112,8 +113,17 @@ class Scene:
         given = placed.outlook or outlook(tokens)._replace(worker=placed.main.worker)
         self.probes.ended(given, cached, now_s)
 
+    def lose(self):
+        """Events are missing for good: whoever reads them forgets all, and takes up what comes next."""
+        self.index.end(self.source)
+        self.tracker = BlockTracker(BlockHasher(b"deployment", self.size))
+        self.notes.num_lost += 1
+
     def run(self, tokens, now_s):
         """Compute a prompt as the engine does; returns the cached tokens it reports."""
+        if self.fault == "events_lost" and now_s - self.lost_s >= 4.0:
+            self.lost_s = now_s
+            self.lose()
         size, parent, events, cached = self.size, None, [], 0
         for end in range(size, len(tokens) + 1, size):
             handle = hash(tuple(tokens[:end])) & (2**64 - 1)
@@ -171,6 +181,7 @@ class Scene:
 CAUSES = {
     "no_events_source": "no_events_source",
     "no_events": "no_events",
+    "events_lost": "events_lost",
     "event_version": "event_version",
     "attention": "attention",
     "caching_off": "caching_off",
@@ -202,7 +213,7 @@ def next_turn(now_s):
     return prompt_of(0)[:160] + more
 
 
-@pytest.mark.parametrize("fault", ["no_events", "seed", "never_reused"])
+@pytest.mark.parametrize("fault", ["no_events", "events_lost", "seed", "never_reused"])
 def test_a_cause_that_comes_after_a_while_is_named_as_soon(fault):
     scene = Scene("")
     for minute in range(5):
@@ -276,6 +287,35 @@ def test_an_engine_that_evicts_all_the_time_is_not_accused():
         scene.evict(num_left=60)  # three prompts: gone before anybody looks
         if step % 5 == 0:
             assert scene.probes.tick(step * 0.2) == []
+
+
+def test_what_is_known_no_more_since_events_were_lost_once_has_no_other_name():
+    """What hangs below forgotten blocks has no name of ours until it is computed anew."""
+    scene = Scene("")
+    assert scene.seconds_until_named() is None
+    scene.lose()
+    shared = prompt_of(1)[:160]
+    longer = iter(range(1000))
+    at_s, cause = scene.seconds_until_named(60.0, lambda _: shared + prompt_of(next(longer), 161))
+
+    assert cause == "events_lost"
+    assert at_s <= 30.0
+    (finding,) = scene.probes.findings()
+    assert "lost for good once" in finding.text
+
+    # The engine's cache is emptied, and all is told anew.
+    scene.index.drop("e")
+    scene.held, scene.tracker = {}, BlockTracker(BlockHasher(b"deployment", scene.size))
+    scene.seconds_until_named(120.0)
+    scene.seconds_until_named(180.0)
+    assert scene.probes.findings() == ()
+
+
+def test_two_losses_that_were_made_up_for_are_no_finding():
+    scene = Scene("")
+    for begun_s in (0.0, 60.0, 120.0):
+        assert scene.seconds_until_named(begun_s, lambda now_s: prompt_of(now_s)) is None
+        scene.lose()
 
 
 def test_blocks_that_come_late_are_not_taken_for_blocks_of_other_names():

@@ -9,6 +9,7 @@ from router_sims import Sim
 
 from dynctl.core.deployment import EngineState
 from dynctl.router import admin
+from dynctl.router.findings import Finding
 from dynctl.router.merging import add_answers
 from dynctl.router.seen import Seen, SeenEngine, join
 
@@ -57,7 +58,8 @@ def test_a_relay_that_does_not_answer_is_named_with_what_is_out_of_reach(run, tl
             assert name == "host-a"
             why = seen(bench).silent[name]
             assert "connect" in why.lower()
-            (finding,) = bench.desk.own_findings()
+            (finding,) = bench.desk.findings()
+            assert seen(bench).findings == (finding,)
             assert (finding.engine, finding.cause) == ("", "relay_silent")
             assert finding.text.startswith("1 of 1 relays do not answer")
             assert finding.text.endswith(f": host-a ({why})")
@@ -65,7 +67,7 @@ def test_a_relay_that_does_not_answer_is_named_with_what_is_out_of_reach(run, tl
             await bench.host.start_relay()
             await until(lambda: lacks(bench) == {"e0": ""})
             assert seen(bench).silent == {}
-            assert bench.desk.own_findings() == []
+            assert bench.desk.findings() == []
 
     run(main)
 
@@ -98,6 +100,9 @@ def test_of_several_processes_the_one_that_sees_least_counts():
     first, second = Seen((A, B), {}), Seen((starting,), {"h": "timed out"})
 
     assert join([first, first]) == first
+    one, two = (Finding("a", cause, "text", "hint") for cause in ("seed", "salt"))
+    told = [replace(first, findings=findings) for findings in ((one,), (two, one))]
+    assert join(told).findings == (one, two)
     assert join([first, second]) == join([second, first]) == Seen((starting,), {"h": "timed out"})
     told = [msgspec.json.encode(one) for one in (first, second)]
     status, body = add_answers("/engines", b"", (200, told[0]), told[1:])

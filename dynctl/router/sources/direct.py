@@ -135,9 +135,12 @@ class DirectSource:
                 if self._target.kv_events is None:
                     self._fleet.untold(name, info.incarnation)
                 self._fleet.notes_of(name).is_caching = self._is_caching
+            places = self._target.event_places
+            for name, (events_at, _) in zip(self._names, places, strict=False):
+                self._fleet.notes_of(name).events_at = events_at
             notes = self._fleet.notes_of(self._names[0])
             notes.num_ranks = self._num_ranks
-            notes.num_ranks_read = len(self._target.event_places)
+            notes.num_ranks_read = len(places)
             self._start_reading(info)
             self._parity = [
                 group.create_task(

@@ -90,6 +90,7 @@ class Fleet:
         notes.other_topic = health.other_topic
         notes.num_other_ranks = health.num_other_ranks
         notes.num_other_groups = health.num_other_groups
+        notes.num_lost = health.num_lost
 
     def untold(self, engine_id: str, incarnation: str) -> None:
         """Note that nobody tells what one incarnation caches: what it is sent has to stand for that."""
