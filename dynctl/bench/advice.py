@@ -28,12 +28,13 @@ def _advice(report: Report) -> Iterator[str]:
         yield f"{requests.failed} of {requests.sent} requests failed: see requests.jsonl and `dynctl logs` first"
     if requests.ok < 2:
         yield "one answer says nothing about percentiles: run longer"
-    yield from _on_missed_goals(report)
+    yield from on_missed_goals(report)
     yield from _on_hits(report)
     yield from _on_room(report)
 
 
-def _on_missed_goals(report: Report) -> Iterator[str]:
+def on_missed_goals(report: Report) -> Iterator[str]:
+    """What latency goals that are missed say to do."""
     missed = [c.name for c in report.checks if not c.is_met]
     is_ttft = any(name.startswith("ttft") for name in missed)
     is_itl = any(name.startswith(("itl", "chunk_gap")) for name in missed)

@@ -13,11 +13,13 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from dynctl.bench import router_times
 from dynctl.bench.causes import cause
 from dynctl.bench.record import OK
 from dynctl.bench.stream import Stream
 from dynctl.bench.workload import Ask, prompt_text
-from dynctl.core.exposition import ROUTER_NAMES, parse, total
+from dynctl.core.exposition import ROUTER_NAMES, histogram, histogram_names, parse, total
+from dynctl.core.snapshot import Histogram
 from dynctl.core.text import clean
 from dynctl.errors import ConnectError, DynctlError, UsageError
 
@@ -56,6 +58,9 @@ class Traffic:
     under_way: float | None
     prompt_tokens_total: float | None
     predicted_hit_tokens_total: float | None
+    decision: Histogram | None = None
+    queue: Histogram | None = None
+    """Of a dynctl router, since it started: how long its decisions took, and how long requests waited for an engine."""
 
 
 class Target:
@@ -111,9 +116,12 @@ class Target:
         """Read the counters of a dynctl router or a vLLM engine; all None for other servers."""
         names = ROUTER_NAMES | {"vllm:num_requests_running", "vllm:num_requests_waiting"}
         names |= {"vllm:request_success_total"}
+        names |= histogram_names(router_times.DECISION, router_times.QUEUE)
         try:
             text = (await self._get("/metrics")).decode(errors="replace")
             scrape = parse(text, names)
+            decision = histogram(scrape, router_times.DECISION)
+            queue = histogram(scrape, router_times.QUEUE)
         except DynctlError:
             return Traffic(None, None, None, None)
         parts = [
@@ -126,6 +134,8 @@ class Target:
             sum(under_way) if under_way else None,
             total(scrape, "dynctl_router_prompt_tokens_total"),
             total(scrape, "dynctl_router_predicted_hit_tokens_total"),
+            decision,
+            queue,
         )
 
     async def settle_dialect(self, ask: Ask) -> Stream:
@@ -265,4 +275,6 @@ def growth(before: Traffic, after: Traffic) -> Traffic:
         requests_total=minus("requests_total"),
         prompt_tokens_total=minus("prompt_tokens_total"),
         predicted_hit_tokens_total=minus("predicted_hit_tokens_total"),
+        decision=router_times.growth(before.decision, after.decision),
+        queue=router_times.growth(before.queue, after.queue),
     )

@@ -1,8 +1,10 @@
 """A comparison as people read it: rows, what differs beside the workload, and one sentence to act on. Pure."""
 
+import math
 from collections.abc import Sequence
 
-from dynctl.bench.compare import SHARES, Change, Comparison, Verdict
+from dynctl.bench.changes import SHARES, Change, Verdict
+from dynctl.bench.compare import Comparison
 from dynctl.bench.summary import METRIC_TITLES, MISSING, milliseconds, percent
 from dynctl.core.units import format_count
 
@@ -26,8 +28,8 @@ def rows(changes: Sequence[Change]) -> list[tuple[str, ...]]:
     return [
         (
             title_of(each.figure),
-            _value(each.figure, each.before),
-            _value(each.figure, each.after),
+            value_text(each.figure, each.before),
+            value_text(each.figure, each.after),
             change_text(each),
             interval_text(each),
             _verdict(each),
@@ -36,7 +38,8 @@ def rows(changes: Sequence[Change]) -> list[tuple[str, ...]]:
     ]
 
 
-def _value(figure: str, value: float | None) -> str:
+def value_text(figure: str, value: float | None) -> str:
+    """A figure in its unit."""
     if figure in SHARES or value is None:
         return percent(value)
     return format_count(value) if figure == "output_tok_s" else milliseconds(value)
@@ -122,7 +125,7 @@ def advice(found: Comparison) -> str:
         )
         return f"B regressed in {', '.join(found.regressions)}; {cause}"
     if unsure:
-        return f"{', '.join(unsure)} cannot be judged yet: run both with a longer --duration"
+        return f"{', '.join(unsure)} cannot be judged yet: run both {_longer(found)}"
     if worse and better:
         return f"B is better in {better}, worse in {worse}: weigh them by your goals"
     if worse:
@@ -131,4 +134,21 @@ def advice(found: Comparison) -> str:
         return f"B is better in {better}, and nothing is worse"
     if named[Verdict.SAME]:
         return "nothing changed that can be told"
-    return "these runs are too short to tell anything: run both with a longer --duration"
+    return f"these runs are too short to tell anything: run both {_longer(found)}"
+
+
+def _longer(found: Comparison) -> str:
+    """What brings more to go by: longer runs, or more of them."""
+    if found.num_runs == (1, 1):
+        return "with a longer --duration"
+    fewest = min(found.num_runs)
+    unsure = [c for c in found.changes if c.verdict is Verdict.UNKNOWN]
+    wide = [
+        (c.interval[1] - c.interval[0]) / 2 / c.tolerance
+        for c in [c for c in unsure if c.is_gate] or unsure
+        if c.interval is not None and c.tolerance
+    ]
+    if not wide:
+        return f"with --repeat {fewest + 1}"
+    # How far runs differ stays; half the interval shrinks with the root of their number.
+    return f"with about --repeat {math.ceil(max(fewest + 1, fewest * max(wide) ** 2))}"

@@ -11,10 +11,13 @@ from typing import Any
 
 import msgspec
 
+from dynctl.bench.kinds import Kind, kinds_of
 from dynctl.bench.record import DEFINITIONS, Record
+from dynctl.bench.router_times import RouterTimes, router_times
 from dynctl.bench.spread import Spread, spread_of
 from dynctl.bench.statistics import Stat, percentile, summarize
 from dynctl.bench.workload import Recorded, parse_workload
+from dynctl.core.snapshot import Histogram
 from dynctl.core.workload import Slo
 from dynctl.errors import ExitCode
 
@@ -48,6 +51,8 @@ class RouterCounts:
 
     prompt_tokens: float
     predicted_hit_tokens: float
+    decision: Histogram | None = None
+    queue: Histogram | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +192,10 @@ class Report:
     """None in results of earlier versions."""
     workload_digest: str = ""
     """Equal for runs of one workload, whatever their seed and server; results may be compared then."""
+    kinds: tuple[Kind, ...] = ()
+    """Of a mixed workload, each kind of request."""
+    router: RouterTimes | None = None
+    """What the router itself added; None for servers that are no dynctl router."""
 
     @property
     def exit_code(self) -> ExitCode:
@@ -224,7 +233,15 @@ def make_report(setting: Setting, run: Measured) -> Report:
         definitions=DEFINITIONS,
         spread=spread_of(run.records, run.since_s, measured_s),
         workload_digest=workload_digest(setting),
+        kinds=_kinds(setting, run),
+        router=router_times(run.router.decision, run.router.queue) if run.router else None,
     )
+
+
+def _kinds(setting: Setting, run: Measured) -> tuple[Kind, ...]:
+    if setting.recorded is not None:
+        return ()
+    return kinds_of(parse_workload(setting.workload), run.records, run.since_s, run.until_s)
 
 
 def workload_facts(setting: Setting) -> dict[str, Any]:

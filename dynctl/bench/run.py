@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dynctl.bench.arrivals import Load
-from dynctl.bench.client import Reply, Target, growth
+from dynctl.bench.client import Reply, Target, Traffic, growth
 from dynctl.bench.record import Record
 from dynctl.bench.report import ClientFacts, Measured, RouterCounts, Setting
 from dynctl.bench.statistics import percentile
@@ -227,7 +227,7 @@ class Drive:
             since_s=min(self._wish.warmup_s, until_s),
             until_s=until_s,
             client=ClientFacts(cpu_ratio, lag_p99_ms),
-            router=_router_counts(router.prompt_tokens_total, router.predicted_hit_tokens_total),
+            router=_router_counts(router),
             is_partial=self._stop.is_set(),
         )
 
@@ -338,9 +338,8 @@ def _p99_ms(lags_s: list[float]) -> float:
     return percentile(sorted(lags_s), 0.99) * 1e3 if lags_s else 0.0
 
 
-def _router_counts(prompt_tokens: float | None, hit_tokens: float | None) -> RouterCounts | None:
-    return (
-        None
-        if prompt_tokens is None or hit_tokens is None
-        else RouterCounts(prompt_tokens, hit_tokens)
-    )
+def _router_counts(grown: Traffic) -> RouterCounts | None:
+    prompt_tokens, hit_tokens = grown.prompt_tokens_total, grown.predicted_hit_tokens_total
+    if prompt_tokens is None or hit_tokens is None:
+        return None
+    return RouterCounts(prompt_tokens, hit_tokens, grown.decision, grown.queue)

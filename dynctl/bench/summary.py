@@ -1,5 +1,7 @@
 """A Report as people read it: rows of tables, verdicts, footnotes. Pure."""
 
+from collections.abc import Sequence
+
 from dynctl.bench.record import DEFINITIONS
 from dynctl.bench.report import Check, Report
 from dynctl.bench.statistics import ENOUGH_FOR_P99, Stat
@@ -18,6 +20,16 @@ METRIC_TITLES = {
 WARM_MARGIN = 0.02
 """A hit rate so far above the ideal one cannot come from the run itself."""
 METRIC_COLUMNS = ("metric", "mean", "p50", "p90", "p95", "p99", "p99 95% interval", "samples")
+KIND_COLUMNS = (
+    "tokens asked for",
+    "answers/s",
+    "TTFT ms mean",
+    "tok/s out",
+    "tok/s per answer",
+    "TTFT ms p99",
+    "answered",
+    "failed",
+)
 
 
 def metric_rows(report: Report) -> list[tuple[str, ...]]:
@@ -91,10 +103,42 @@ def fact_rows(report: Report) -> list[tuple[str, str]]:
         hits += f", of the trace itself {percent(kv.trace_ideal_ratio)} (blocks of {blocks})"
     expected = f"router expected {percent(kv.predicted_ratio)}"
     rows.append(("KV hit rate", f"{hits}, {expected}"))
+    rows += _router_rows(report)
     rows += _length_rows(report)
     client = f"{report.client.cpu_ratio:.0%} of a core, loop lag p99 {report.client.loop_lag_p99_ms:.1f} ms"
     rows.append(("load generator", client))
     return rows
+
+
+def _router_rows(report: Report) -> list[tuple[str, str]]:
+    if report.router is None:
+        return []
+    parts = [
+        f"{title} {milliseconds(time.mean_ms)} ms on average, p50 {milliseconds(time.p50_ms)}, p99 {milliseconds(time.p99_ms)}"
+        for title, time in (
+            ("decides in", report.router.decision),
+            ("queue wait", report.router.queue),
+        )
+        if time is not None
+    ]
+    return [("router itself", "; ".join(parts))]
+
+
+def kind_rows(report: Report) -> list[tuple[str, ...]]:
+    """Make the rows of the table of kinds of request, under KIND_COLUMNS."""
+    return [
+        (
+            kind.name,
+            f"{kind.requests_s:.2f}",
+            milliseconds(kind.ttft_ms),
+            format_count(kind.output_tok_s),
+            MISSING if kind.tok_s_user is None else format_count(kind.tok_s_user),
+            milliseconds(kind.ttft_p99_ms),
+            str(kind.num_ok),
+            str(kind.num_failed),
+        )
+        for kind in report.kinds
+    ]
 
 
 def _length_rows(report: Report) -> list[tuple[str, str]]:
@@ -120,9 +164,9 @@ def _length_rows(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def check_lines(report: Report) -> list[str]:
+def check_lines(checks: Sequence[Check]) -> list[str]:
     """Say for each goal whether it held."""
-    return [f"{'met   ' if c.is_met else 'MISSED'} {_check_text(c)}" for c in report.checks]
+    return [f"{'met   ' if c.is_met else 'MISSED'} {_check_text(c)}" for c in checks]
 
 
 def _check_text(check: Check) -> str:

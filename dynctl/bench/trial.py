@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from dynctl.bench.changes import Change, Side, Verdict, changed, tolerance_of
 from dynctl.bench.compare import DEFINITIONS as COMPARED
-from dynctl.bench.compare import Change, Side, Verdict, changed, tolerance_of
 from dynctl.bench.compare_text import change_text, interval_text
 from dynctl.bench.record import Record
 from dynctl.bench.report import Report

@@ -15,6 +15,7 @@ from dynctl.errors import UsageError
 
 KINDS: dict[str, dict[str, str]] = {
     "synthetic": {"isl": "1024", "osl": "128"},
+    "mixed": {"isl": "either(128,2048)", "osl": "either(32,256)"},
     "prefix": {"groups": "32", "len": "1024", "suffix": "128", "osl": "128"},
     "multiturn": {
         "chats": "16",
@@ -27,10 +28,10 @@ KINDS: dict[str, dict[str, str]] = {
 }
 """Kind of workload to its keys and their defaults; lengths in tokens."""
 LENGTHS = {"isl", "osl", "suffix"}
-"""Keys that may vary: `256`, `uniform(100,400)` or `lognormal(MEAN,SIGMA)`."""
+"""Keys that may vary: `256`, `either(128,2048)`, `uniform(100,400)` or `lognormal(MEAN,SIGMA)`."""
 
 _ITEM = re.compile(r"([a-z]+)=([^,(]+(?:\([^)]*\))?)(?:,|$)")
-_LENGTH = re.compile(r"^(uniform|lognormal)\(([0-9.]+),([0-9.]+)\)$")
+_LENGTH = re.compile(r"^(either|uniform|lognormal)\(([0-9.]+),([0-9.]+)\)$")
 MAX_LENGTH_TOKENS = 10_000_000
 
 
@@ -42,8 +43,17 @@ class Length:
     first: float
     second: float = 0.0
 
+    @property
+    def longest(self) -> int | None:
+        """The most that is drawn, where that is bounded by a few values."""
+        if self.kind not in {"fixed", "either"}:
+            return None
+        return int(max(self.first, self.second))
+
     def draw(self, rng: random.Random) -> int:
         """Draw a length of at least one token."""
+        if self.kind == "either":
+            return int(rng.choice((self.first, self.second)))
         if self.kind == "uniform":
             return max(1, round(rng.uniform(self.first, self.second)))
         if self.kind == "lognormal":
@@ -59,7 +69,7 @@ class Workload:
 
     kind: str
     isl: Length
-    """Tokens of the whole prompt with the chat template (synthetic); of the suffix's text (prefix); of each user
+    """Tokens of the whole prompt with the chat template (synthetic, mixed); of the suffix's text (prefix); of each user
     turn's text (multiturn)."""
     osl: Length
     shared_tokens: int = 0
@@ -73,7 +83,7 @@ class Workload:
     @property
     def begins_with_system(self) -> bool:
         """Whether a system message comes first."""
-        return self.kind != "synthetic"
+        return self.groups > 0
 
     @property
     def recorded(self) -> "Recorded | None":
@@ -87,14 +97,13 @@ class Workload:
     @property
     def longest_tokens(self) -> int | None:
         """Prompt and answer of the longest request; None when lengths are drawn or answers add up over turns."""
-        if self.isl.kind != "fixed" or self.osl.kind != "fixed":
+        if self.isl.longest is None or self.osl.longest is None:
             return None
-        a_turn = int(self.isl.first + self.osl.first)
-        return self.shared_tokens + a_turn * self.turns
+        return self.shared_tokens + (self.isl.longest + self.osl.longest) * self.turns
 
 
 def parse_workload(spec: str) -> Workload:
-    """Read `synthetic:isl=1024,osl=128`, `prefix:groups=32,len=1024,…` or `multiturn:chats=16,turns=4,…`.
+    """Read `synthetic:isl=1024,osl=128`, `mixed`, `prefix:groups=32,len=1024,…` or `multiturn:chats=16,turns=4,…`.
 
     Raises:
         UsageError: for an unknown kind or key, or a bad value; names the keys there are.
@@ -125,9 +134,12 @@ def _length(value: str, may_vary: bool) -> Length:
     match = _LENGTH.match(value)
     if match and may_vary:
         length = Length(match[1], float(match[2]), float(match[3]))
-        low, high = (
-            (length.first, length.second) if match[1] == "uniform" else (length.first, length.first)
-        )
+        low = length.first
+        high = low if length.kind == "lognormal" else length.second
+        if length.kind == "either":
+            low, high = sorted((low, high))
+            if not (low.is_integer() and high.is_integer()):
+                raise ValueError(f"{value!r} is not two whole numbers")
         if not 1 <= low <= high <= MAX_LENGTH_TOKENS or length.second > MAX_LENGTH_TOKENS:
             raise ValueError(f"{value!r} is out of range")
         return length
@@ -138,7 +150,7 @@ def _length(value: str, may_vary: bool) -> Length:
 
 def _workload(kind: str, values: dict[str, Length], spec: str) -> Workload:
     number = {key: int(length.first) for key, length in values.items() if length.kind == "fixed"}
-    if kind == "synthetic":
+    if kind in {"synthetic", "mixed"}:
         return Workload(kind, values["isl"], values["osl"], text=spec)
     if kind == "prefix":
         return Workload(

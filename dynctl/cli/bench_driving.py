@@ -42,6 +42,7 @@ class Router:
     url: str
     plan_digest: str | None = None
     """Of the plan its host runs; None where the address was given, so that nobody was asked."""
+    deployment: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ async def find_router(path: Path, deployment: str | None, *, local: bool) -> Rou
             for unit in status.units:
                 if unit.kind == "router" and unit.url:
                     url = reachable_url(wanted, host_name, unit.url)
-                    found[unit.deployment] = Router(url, status.plan_digest)
+                    found[unit.deployment] = Router(url, status.plan_digest, unit.deployment)
     if not found:
         raise_any_failure(silent)
         raise DynctlError(

@@ -12,6 +12,8 @@ from dynctl.core.workload import Slo
 from dynctl.errors import UsageError
 from dynctl.files import make_writable, reason
 
+MAX_SEED = 10**12
+MAX_BLOCK_TOKENS = 1_000_000
 SLO_KEYS = {
     "ttft": "ttft_ms",
     "ttft_ms": "ttft_ms",
@@ -30,11 +32,30 @@ WorkloadText = Annotated[
     str,
     typer.Option(
         "--workload",
-        help="synthetic:isl=…,osl=… | prefix:groups=…,len=…,suffix=…,osl=… | multiturn:chats=…,turns=…,…",
+        help="synthetic:isl=…,osl=… | mixed | prefix:groups=…,len=…,suffix=…,osl=… | multiturn:chats=…,turns=…,…",
     ),
 ]
 LoadText = Annotated[
-    str, typer.Option("--load", help="poisson:R or constant:R (requests/s), or concurrency:N.")
+    str,
+    typer.Option(
+        "--load",
+        help="poisson:R or constant:R (requests/s), or concurrency:N; several, poisson:1,2,4, or sweep: up to which the goals hold.",
+    ),
+]
+RepeatTimes = Annotated[
+    int,
+    typer.Option(
+        "--repeat", min=1, max=1000, help="So many runs, each figure with its spread between them."
+    ),
+]
+NumGpus = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus",
+        min=1,
+        max=100_000,
+        help="For figures per GPU; default: those of the deployment's plan.",
+    ),
 ]
 Duration = Annotated[str, typer.Option("--duration", help="How long is measured.")]
 Warmup = Annotated[str, typer.Option("--warmup", help="Same load before that, not measured.")]
@@ -46,6 +67,8 @@ Seed = Annotated[
     int | None,
     typer.Option(
         "--seed",
+        min=0,
+        max=MAX_SEED,
         help="Same seed, same requests, which the server may then have cached; default: a new one.",
     ),
 ]
@@ -59,7 +82,12 @@ ApiKeyEnv = Annotated[
 ]
 BlockSize = Annotated[
     int,
-    typer.Option("--block-size", min=1, help="KV block size in tokens, for the ideal hit rate."),
+    typer.Option(
+        "--block-size",
+        min=1,
+        max=MAX_BLOCK_TOKENS,
+        help="KV block size in tokens, for the ideal hit rate.",
+    ),
 ]
 
 

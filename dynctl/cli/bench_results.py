@@ -11,8 +11,11 @@ from dynctl.cli.output import emit, emit_json, table
 from dynctl.core.text import clean
 
 if TYPE_CHECKING:
-    from dynctl.bench.compare import Change, Comparison, Run
+    from dynctl.bench.changes import Change
+    from dynctl.bench.compare import Comparison
+    from dynctl.bench.repeat import Repeat
     from dynctl.bench.report import Report
+    from dynctl.bench.sweep import Sweep
     from dynctl.bench.trial import Trial
 
 MAX_LINE_CHARS = 1000
@@ -26,20 +29,26 @@ def show(
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show a stored run or trial again, or what its figures mean.
+    """Show a stored result again, or what its figures mean.
 
     Example: dynctl bench show runs/monday --definitions
     """
-    from dynctl.bench.results import read_report, read_trial
+    from dynctl.bench.repeat import Repeat
+    from dynctl.bench.results import read
+    from dynctl.bench.sweep import Sweep
     from dynctl.bench.trial import Trial
 
-    found = read_trial(directory) or read_report(directory)
+    found = read(directory)
     if definitions:
         _define(found.definitions, output)
     elif output is Output.JSON:
         emit_json(found)
     elif isinstance(found, Trial):
         show_verdict(found)
+    elif isinstance(found, Repeat):
+        show_repeat(found)
+    elif isinstance(found, Sweep):
+        show_sweep(found)
     else:
         show_report(found)
 
@@ -59,20 +68,21 @@ def compare(
     """Say what changed between two stored runs, and how sure that is.
 
     better or worse: the change's 95% interval leaves zero out. same: it lies within the threshold (5% unless given).
-    Otherwise there is not enough data. Runs of different workloads are refused (exit 4) with what differs; seed, server
+    Otherwise there is not enough data. What bench run --repeat wrote is compared by how far its runs differ. Runs of different workloads are refused (exit 4) with what differs; seed, server
     and versions may differ and are shown. Exit 6 when a figure named by --threshold is worse by more than that, or one
     was named and a load generator was the limit.
 
     Example: dynctl bench compare runs/monday runs/tuesday --threshold ttft_p99=5%
     """
     from dynctl.bench.compare import DEFINITIONS, parse_thresholds
-    from dynctl.bench.compare import compare as compare_runs
+    from dynctl.bench.compare import compare as compare_stored
+    from dynctl.bench.results import read_stored
 
     if definitions:
         _define(DEFINITIONS, output)
         return
     thresholds = parse_thresholds(threshold or [])
-    found = compare_runs(_read(before), _read(after), thresholds)
+    found = compare_stored(read_stored(before), read_stored(after), thresholds)
     if output is Output.JSON:
         emit_json(found)
     else:
@@ -81,18 +91,12 @@ def compare(
         raise typer.Exit(int(found.exit_code))
 
 
-def _read(directory: Path) -> "Run":
-    from dynctl.bench.compare import Run
-    from dynctl.bench.results import read_records, read_report
-
-    report = read_report(directory)
-    return Run(str(directory), report, read_records(directory, report))
-
-
 def _show_comparison(found: "Comparison") -> None:
     from dynctl.bench.compare_text import advice, difference_lines, footnotes
 
-    _emit_line(f"A {found.before}, B {found.after}: {found.workload}")
+    one, other = found.num_runs
+    runs = "" if one == other == 1 else f"; means of {one} and {other} runs"
+    _emit_line(f"A {found.before}, B {found.after}: {found.workload}{runs}")
     emit("")
     show_changes(found.changes)
     for line in (*difference_lines(found), *footnotes(found)):
@@ -127,10 +131,12 @@ def show_report(report: "Report") -> None:
     """Write a run's figures as people read them, with advice at the end."""
     from dynctl.bench.advice import advice
     from dynctl.bench.summary import (
+        KIND_COLUMNS,
         METRIC_COLUMNS,
         check_lines,
         fact_rows,
         footnotes,
+        kind_rows,
         metric_rows,
     )
 
@@ -138,11 +144,14 @@ def show_report(report: "Report") -> None:
     what = f"{setting.workload}, {setting.load}, {report.measured_s:.1f} s, seed {setting.seed}"
     _emit_line(f"{setting.model} at {setting.url}: {what}")
     emit("")
+    if report.kinds:
+        table(KIND_COLUMNS, kind_rows(report), right=KIND_COLUMNS[1:])
+        emit("")
     table(METRIC_COLUMNS, metric_rows(report), right=METRIC_COLUMNS[1:])
     emit("")
     for name, value in fact_rows(report):
         emit(f"{name:<15} {clean(value, MAX_LINE_CHARS)}")
-    for line in (*check_lines(report), *footnotes(report)):
+    for line in (*check_lines(report.checks), *footnotes(report)):
         _emit_line(line)
     emit("")
     _emit_line(f"advice: {advice(report)}")
@@ -166,3 +175,35 @@ def show_verdict(trial: "Trial") -> None:
         _emit_line(f"{word}: {turn}: the load generator was the limit: {why}")
     emit(f"verdict: {trial.outcome}")
     _emit_line(f"advice: {trial.advice}")
+
+
+def show_repeat(found: "Repeat") -> None:
+    """Write each figure over runs, with advice at the end."""
+    from dynctl.bench.repeat import columns, footnotes, rows
+
+    setting, titles = found.setting, columns(found)
+    seeds = f"seeds {', '.join(map(str, found.seeds))}"
+    what = f"{setting.workload}, {setting.load}, {setting.duration_s:g} s, {len(found.seeds)} runs"
+    _emit_line(f"{setting.model} at {setting.url}: {what}, {seeds}")
+    emit("")
+    table(titles, rows(found), right=titles[1:])
+    emit("")
+    for line in footnotes(found):
+        _emit_line(line)
+    _emit_line(f"advice: {found.advice}")
+
+
+def show_sweep(found: "Sweep") -> None:
+    """Write a row per load, the knee, and advice at the end."""
+    from dynctl.bench.sweep_text import COLUMNS, footnotes, knee_lines, rows
+
+    setting, slo = found.setting, found.setting.slo
+    goals = [f"{k} {v:g} ms" for k, v in (("TTFT", slo.ttft_ms), ("ITL", slo.itl_ms)) if v]
+    what = f"{setting.workload}, {setting.duration_s:g} s each; goals at p99: {', '.join(goals)}"
+    _emit_line(f"{setting.model} at {setting.url}: {what}")
+    emit("")
+    table(COLUMNS, rows(found), right=COLUMNS[1:-1])
+    emit("")
+    for line in (*footnotes(found), *knee_lines(found)):
+        _emit_line(line)
+    _emit_line(f"advice: {found.advice}")

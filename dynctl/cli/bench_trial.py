@@ -218,12 +218,11 @@ async def _take_turns(
     out: Path | None,
     turns: "list[Turn]",
 ) -> None:
-    from dynctl.bench.results import TRIAL, write
+    from dynctl.bench.results import forget, write
     from dynctl.bench.trial import Turn, order_of
 
     if out is not None:
-        # Of an earlier trial, whose turns are written over from here on.
-        (out / TRIAL).unlink(missing_ok=True)
+        forget(out)
     order = order_of(rounds)
     for number, arm in enumerate(order):
         if stop.is_set():
@@ -249,13 +248,13 @@ async def _take_turns(
 
 def show_trial(trial: "Trial", out: Path | None, output: Output) -> int:
     """Write the trial, show it, and return the command's exit code."""
-    from dynctl.bench.results import TRIAL
-    from dynctl.store import save
+    from dynctl.bench.results import write_summary
 
     try:
         if out is not None:
-            save(out / TRIAL, trial)
-            say(f"written: {out / TRIAL}, and {out}/turn-N, each as of bench run --out")
+            say(
+                f"written: {write_summary(out, trial)}, and {out}/turn-N, each as of bench run --out"
+            )
     finally:
         if output is Output.JSON:
             emit_json(trial)

@@ -134,6 +134,23 @@ def _histogram(family: str, buckets: list[Sample], sum_of_values: float) -> Hist
     return Histogram(bounds[:-1], cumulative, sum_of_values)
 
 
+def quantile(histogram: Histogram, q: float) -> float | None:
+    """Estimate the q-quantile (0 to 1), linear inside the bucket; None without observations.
+
+    Above the last bound nothing is known but that bound, which is then the answer.
+    """
+    observed = histogram.counts[-1]
+    if observed <= 0 or not histogram.bounds:
+        return None
+    rank = q * observed
+    below, lower = 0.0, 0.0
+    for bound, count in zip(histogram.bounds, histogram.counts, strict=False):
+        if count >= rank and count > below:
+            return lower + (bound - lower) * (rank - below) / (count - below)
+        below, lower = count, bound
+    return histogram.bounds[-1]
+
+
 def histogram_names(*families: str) -> frozenset[str]:
     """Name the sample lines that `histogram` needs from `parse`."""
     return frozenset(f"{family}_{part}" for family in families for part in ("bucket", "sum"))

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from dynctl.bench import results
-from dynctl.bench.compare import Run, Verdict, compare, judge, parse_thresholds
+from dynctl.bench.changes import Run, Verdict, judge
+from dynctl.bench.compare import Stored, parse_thresholds
+from dynctl.bench.compare import compare as compare_stored
 from dynctl.bench.compare_text import advice, footnotes, rows
 from dynctl.bench.record import Record
 from dynctl.bench.report import ClientFacts, Measured, Setting, make_report
@@ -58,6 +60,10 @@ def made(
     asked = replace(SETTING, seed=seed, **setting)
     measured = Measured(tuple(records), 0.0, 60.0, ClientFacts(0.1, 0.5))
     return Run(name, make_report(asked, measured), tuple(records))
+
+
+def compare(before, after, thresholds):
+    return compare_stored(Stored(before.name, (before,)), Stored(after.name, (after,)), thresholds)
 
 
 def changes(before, after, **thresholds):

@@ -1,5 +1,7 @@
 """Reports from records: what is averaged, what is counted apart, verdicts, exit codes, text."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -14,8 +16,10 @@ from dynctl.bench.report import (
     ideal_hits,
     make_report,
 )
+from dynctl.bench.router_times import growth
 from dynctl.bench.stream import Chunk
-from dynctl.bench.summary import check_lines, fact_rows, footnotes, metric_rows
+from dynctl.bench.summary import check_lines, fact_rows, footnotes, kind_rows, metric_rows
+from dynctl.core.snapshot import Histogram
 from dynctl.core.workload import Slo
 from dynctl.errors import ExitCode
 
@@ -135,7 +139,7 @@ def test_a_missed_goal_exits_6_and_the_advice_names_the_side(change, word):
 
     assert report.exit_code is ExitCode.GATE
     assert word in advice(report)
-    assert any(line.startswith("MISSED") for line in check_lines(report))
+    assert any(line.startswith("MISSED") for line in check_lines(report.checks))
 
 
 def test_too_many_failures_miss_the_goal_even_with_fast_answers():
@@ -308,3 +312,56 @@ def test_the_result_explains_itself_and_survives_json():
     assert again.schema == "dynctl.bench/1"
     assert set(report.metrics) <= set(DEFINITIONS)
     assert again.setting.seed == 1
+
+
+def mixed_report():
+    setting = Setting(
+        "http://h:1", "m", "chat", "mixed:isl=either(100,900),osl=5", "poisson:10", 10.0, 0.0, 1
+    )
+    records = [
+        *(answered(i, ttft_s=0.1) for i in range(6)),
+        *(answered(i, ttft_s=0.5, isl_asked_tokens=900) for i in range(6, 9)),
+        replace(failed(9), isl_asked_tokens=900, osl_asked_tokens=5),
+    ]
+    return make_report(setting, Measured(tuple(records), 0.0, 10.0, ClientFacts(0.2, 0.5)))
+
+
+def test_a_mixed_run_is_told_by_kind_of_request_and_as_a_whole():
+    whole, short, long = mixed_report().kinds
+
+    assert [kind.name for kind in (whole, short, long)] == ["all", "100 in", "900 in"]
+    assert (whole.num_ok, short.num_ok, long.num_ok, long.num_failed) == (9, 6, 3, 1)
+    assert (short.ttft_ms, long.ttft_ms) == (pytest.approx(100.0), pytest.approx(500.0))
+    assert (short.requests_s, long.requests_s) == (pytest.approx(0.6), pytest.approx(0.3))
+    assert whole.output_tok_s == pytest.approx(4.5) == short.output_tok_s + long.output_tok_s
+    assert whole.tok_s_user == pytest.approx(100.0)
+    assert kind_rows(mixed_report())[1][0] == "100 in"
+
+
+def test_runs_of_one_kind_have_no_table_of_kinds():
+    assert report_of([answered(0), answered(1)]).kinds == ()
+
+
+def test_what_the_router_added_is_read_from_its_histograms():
+    decision = Histogram((0.0001, 0.0002), (90.0, 100.0, 100.0), 0.008)
+    queue = Histogram((0.001, 0.002), (50.0, 100.0, 100.0), 0.1)
+    report = report_of([answered(0), answered(1)], router=RouterCounts(10, 5, decision, queue))
+
+    assert report.router.decision.num == 100
+    assert report.router.decision.mean_ms == pytest.approx(0.08)
+    assert report.router.decision.p99_ms == pytest.approx(0.19)
+    assert report.router.queue.p50_ms == pytest.approx(1.0)
+    assert dict(fact_rows(report))["router itself"] == (
+        "decides in 0.08 ms on average, p50 0.06, p99 0.19; queue wait 1.0 ms on average, p50 1.0, p99 2.0"
+    )
+
+
+def test_a_router_that_was_started_anew_meanwhile_says_nothing():
+    one, other = Histogram((0.1,), (5.0, 5.0), 0.2), Histogram((0.1,), (3.0, 7.0), 0.4)
+
+    assert growth(one, other) is None
+    assert growth(None, other) is None
+    assert growth(one, Histogram((0.1,), (6.0, 8.0), 0.5)) == Histogram(
+        (0.1,), (1.0, 3.0), pytest.approx(0.3)
+    )
+    assert report_of([answered(0), answered(1)], router=RouterCounts(10, 5)).router is None

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynctl.bench.compare import Change, Verdict
+from dynctl.bench.changes import Change, Verdict
 from dynctl.bench.record import Record
 from dynctl.bench.report import ClientFacts, Measured, Setting, make_report
 from dynctl.bench.stream import Chunk

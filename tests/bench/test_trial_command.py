@@ -7,82 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import AsyncExitStack
 
 import pytest
 
 from dynctl.cli import bench_trial
 from dynctl.cli.main import run
 from dynctl.errors import ExitCode
-from dynctl.http1.server import serve
-from dynctl.router.config import EngineTarget, RouterConfig, make_settings
-from dynctl.router.run import Router, Sockets
-from dynctl.sim.api.routes import Api
-from dynctl.sim.engine import SimEngine
-from dynctl.sim.options import MODEL_DIR, SimOptions
-from dynctl.sim.text import TextModel
-
-NUM_ENGINES = 3
-
-
-async def start(stack, directory):
-    """Start engines and a router; say where the router is."""
-    text, targets = TextModel(MODEL_DIR), []
-    for number in range(NUM_ENGINES):
-        name = f"e{number}"
-        options = SimOptions(
-            uds=f"{directory}/{name}.sock",
-            kv_events=f"ipc://{directory}/{name}.kv",
-            kv_replay=f"ipc://{directory}/{name}.re",
-            prefill_us_per_token=20.0,
-            prefill_base_ms=0.5,
-            decode_ms=0.5,
-        )
-        engine = SimEngine(options, text)
-        server = await serve(Api(engine).handle, path=options.uds)
-        stack.push_async_callback(server.close, 0)
-        await engine.start()
-        stack.push_async_callback(engine.close)
-        targets.append(
-            EngineTarget(
-                id=name,
-                url=f"unix:{options.uds}",
-                kv_events=options.kv_events,
-                kv_replay=options.kv_replay,
-            )
-        )
-    config = RouterConfig(
-        listen="127.0.0.1:0",
-        policy="prefix",
-        tokenizer=str(MODEL_DIR),
-        engines=tuple(targets),
-        settings=make_settings({"engine_poll_s": 0.1, "probe_s": 0}),
-    )
-    router = Router(config, Sockets(admin=f"{directory}/admin.sock"))
-    return await stack.enter_async_context(router)
-
-
-@pytest.fixture
-def routed(short_dir, until):
-    """A router with engines in a thread of their own; yields its address, admin socket and itself."""
-    loop, stack = asyncio.new_event_loop(), AsyncExitStack()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    router = asyncio.run_coroutine_threadsafe(start(stack, short_dir), loop).result(60)
-    try:
-        workers = router.desk.workers
-        until(
-            lambda: (
-                len(workers.all()) == NUM_ENGINES and all(w.is_serving() for w in workers.all())
-            ),
-            "all engines serve",
-        )
-        yield f"http://127.0.0.1:{router.port}", f"{short_dir}/admin.sock", router
-    finally:
-        asyncio.run_coroutine_threadsafe(stack.aclose(), loop).result(60)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(60)
-        loop.close()
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """What is sent: lengths, shared prefixes, chats, seeds, refused specs."""
 
+from collections import Counter
+
 import pytest
 
 from dynctl.bench.words import COMMON, LETTERS, TokenCount, alike, fit
@@ -183,3 +185,27 @@ def test_words_that_cost_alike_are_chosen_cheap_ones_first():
 
 def test_words_are_distinct():
     assert len(set(COMMON)) == len(COMMON) >= 200
+
+
+def test_mixed_prompts_and_answers_are_short_or_long_each_on_its_own():
+    made = script("mixed:isl=either(40,200),osl=either(2,9)")
+    kinds = Counter(
+        (num_words(ask) + 5, ask.isl_tokens, ask.osl_tokens)
+        for ask in (made.next() for _ in range(400))
+    )
+
+    assert set(kinds) == {(isl, isl, osl) for isl in (40, 200) for osl in (2, 9)}
+    assert min(kinds.values()) > 60
+
+
+def test_mixed_has_lengths_of_its_own():
+    assert parse_workload("mixed").longest_tokens == 2048 + 256
+    assert (
+        parse_workload("prefix:groups=2,len=100,suffix=either(20,10),osl=5").longest_tokens == 125
+    )
+
+
+@pytest.mark.parametrize("length", ["either(0,5)", "either(1.5,4)", "either(4)", "either(1,99999999999)", "either(a,b)"])  # fmt: skip
+def test_what_is_no_pair_of_lengths_is_refused(length):
+    with pytest.raises(UsageError, match="mixed:isl="):
+        parse_workload(f"mixed:isl={length}")
