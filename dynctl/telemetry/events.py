@@ -37,6 +37,14 @@ class EventLog:
         """By router: what it last found."""
         self._units: dict[str, UnitStatus] = {}
 
+    def copy(self) -> "EventLog":
+        """Return one that goes on by itself."""
+        found = EventLog()
+        found._events = self._events.copy()
+        found._hosts, found._units = self._hosts.copy(), self._units.copy()
+        found._findings = self._findings.copy()
+        return found
+
     def add(self, snapshot: Snapshot) -> None:
         """Compare with what was known and note what changed; on the first look only trouble is news."""
         for host in snapshot.hosts:

@@ -4,7 +4,7 @@ Judged by what clients meet, p99 over the latency window, and only after it last
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dynctl.core.text import clean
 from dynctl.core.units import format_seconds
@@ -37,6 +37,12 @@ class GoalWatch:
 
     def __init__(self) -> None:
         self._courses: dict[tuple[str, str], _Course] = {}
+
+    def copy(self) -> "GoalWatch":
+        """Return one that goes on by itself."""
+        found = GoalWatch()
+        found._courses = {name: replace(course) for name, course in self._courses.items()}
+        return found
 
     def add(self, overview: Overview, now_s: float) -> Iterator[Event]:
         """Look at all goals of all deployments; without figures a goal stays what it was."""

@@ -111,6 +111,13 @@ class _Life:
         self.samples: list[Sampled] = []
         self._known: dict[str, float] = {}
 
+    def copy(self) -> "_Life":
+        """Return one that goes on by itself; samples never change."""
+        found = _Life(self.incarnation)
+        found.times_s, found.samples = self.times_s.copy(), self.samples.copy()
+        found._known = self._known.copy()
+        return found
+
     def takes(self, measured_s: float, sample: Sampled) -> bool:
         """Take a sample unless its counters began again from zero: a new incarnation, or a counter that fell."""
         if _incarnation(sample) != self.incarnation:
@@ -177,6 +184,12 @@ class Series:
 
     def __init__(self) -> None:
         self._lives: deque[_Life] = deque()
+
+    def copy(self) -> "Series":
+        """Return one that goes on by itself."""
+        found = Series()
+        found._lives.extend(life.copy() for life in self._lives)
+        return found
 
     def add(self, measured_s: float, sample: Sampled) -> None:
         """Keep a sample unless it is the last one again; forget what no window reaches."""
@@ -252,6 +265,12 @@ class History:
 
     def __init__(self) -> None:
         self._series: dict[str, Series] = {}
+
+    def copy(self) -> "History":
+        """Return one that goes on by itself."""
+        found = History()
+        found._series = {name: series.copy() for name, series in self._series.items()}
+        return found
 
     def add(self, snapshot: Snapshot, now_s: float) -> None:
         """Take in a snapshot made at `now_s` (monotonic); parts that are only older than before change nothing."""

@@ -31,3 +31,11 @@ class Ledger:
             self.events.note(event)
         self.trends.push(trend_values(overview), now_s)
         return overview
+
+    def copy(self) -> "Ledger":
+        """Return one that goes on by itself, to come back to this moment."""
+        found = Ledger(self._goals)
+        found._history, found._watch = self._history.copy(), self._watch.copy()
+        found.trends, found.events = self.trends.copy(), self.events.copy()
+        found.requests = self.requests.copy()
+        return found

@@ -5,8 +5,10 @@ At every place figures, courses and events are what `top` would have shown had i
 
 import asyncio
 import contextlib
+import itertools
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from dynctl.telemetry.answers import Answers, Asks
 from dynctl.telemetry.ledger import Ledger
@@ -17,10 +19,16 @@ from dynctl.telemetry.tape import Tape
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 LEAST_WAIT_S = 0.1
 """Between two looks, however fast it goes."""
+LATEST_S = 0.5
+"""Looks that come later than this are not made up for."""
 GAP_S = 5.0
 """Where nothing was recorded for longer, no more is waited than this."""
 NEAR_S = 60.0
 """No farther ahead than this, one goes on; else one begins anew there."""
+MARK_S = 30.0
+"""So often what is known is kept, to come back to it, …"""
+MAX_MARKS = 14
+"""… those that are nearest: more than five minutes around a place."""
 WHOLE_S = 400.0
 """Before a place so much is read whole: the plot of five minutes, and the minute behind its first percentile; …"""
 PAST_S = 3700.0
@@ -28,6 +36,21 @@ PAST_S = 3700.0
 COARSE_S = 10.0
 BREATH_S = 0.02
 """Reading ahead, keys are looked at this often."""
+MARKED_S = 70.0
+"""Of what is read to get to a place the end so long before it is known as well as the place itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What was known at a snapshot."""
+
+    at: int
+    look: Look
+    asked: Asked | None
+
+    def copy(self) -> "_Mark":
+        """One that goes on by itself."""
+        return replace(self, look=Look(self.look.overview, self.look.ledger.copy()))
 
 
 class Player:
@@ -44,6 +67,7 @@ class Player:
         self._ledger = Ledger(tape.header.goals)
         self._asked: Asked | None = None
         self._look: Look | None = None
+        self._marks: list[_Mark] = []
         self._has_order = asyncio.Event()
 
     @property
@@ -113,7 +137,7 @@ class Player:
     def all_looks(self) -> Iterator[Look]:
         """Yield every look from where it is to the end, as fast as they can be read; not to be mixed with `looks`."""
         begin, self._goal = self._at, None
-        for number in self._way_to(begin):
+        for number in self._way_anew(begin):
             self._feed(number)
         assert self._look is not None
         yield self._look
@@ -149,7 +173,9 @@ class Player:
                 self._has_order.clear()
                 self._ahead_s = 0.0
                 return False
-        due_s = now_s + self._ahead_s + (loop.time() - begun_s) * self._speed
+        # A program that was stopped meanwhile goes on where it was.
+        passed_s = min(loop.time() - begun_s, wait_s + LATEST_S)
+        due_s = now_s + self._ahead_s + passed_s * self._speed
         target = self._at + 1
         while target < self._last and self._time_s(target + 1) <= due_s:
             target += 1
@@ -161,18 +187,12 @@ class Player:
         return True
 
     async def _reach(self, goal: int) -> None:
-        """Go to a snapshot: on from here when it is near, else anew from an hour before it."""
-        ahead_s = self._time_s(goal) - self._time_s(self._at)
-        entries = self._tape.snapshots
-        if self._look is not None and goal >= self._at and ahead_s <= NEAR_S:
-            way: Iterator[int] = iter(range(entries[self._at] + 1, entries[goal] + 1))
-        else:
-            self._ledger, self._asked = Ledger(self._tape.header.goals), None
-            way = self._way_to(goal)
+        """Go to a snapshot, from the nearest place before it of which everything is known, or from an hour before it."""
         loop = asyncio.get_running_loop()
         breathed_s = loop.time()
-        for number in way:
-            self._feed(number)
+        way: Iterable[int] | None = self._way_from_near(goal)
+        for number in self._way_anew(goal) if way is None else way:
+            self._feed(number, self._time_s(goal) - MARKED_S)
             if loop.time() - breathed_s > BREATH_S:
                 await asyncio.sleep(0)
                 breathed_s = loop.time()
@@ -184,23 +204,45 @@ class Player:
         if self._goal == goal:
             self._goal = None
 
-    def _way_to(self, goal: int) -> Iterator[int]:
-        """Entries to read so that everything is known at a snapshot: some of the hour before it, all of the last minutes."""
+    def _way_from_near(self, goal: int) -> range | None:
+        """Begin where one is, or from a mark, whichever is nearer; return the entries to read from there."""
+        here = [] if self._look is None else [_Mark(self._at, self._look, self._asked)]
+        near = [
+            mark
+            for mark in (*self._marks, *here)
+            if mark.at <= goal and self._time_s(goal) - self._time_s(mark.at) <= NEAR_S
+        ]
+        if not near:
+            return None
+        best = max(near, key=lambda mark: mark.at)
+        # What goes on must not change what is kept.
+        mark = best if here and best.at == self._at else best.copy()
+        if mark.look is not self._look:
+            self._look, self._ledger, self._asked = mark.look, mark.look.ledger, mark.asked
+        entries = self._tape.snapshots
+        return range(entries[mark.at] + 1, entries[goal] + 1)
+
+    def _way_anew(self, goal: int) -> Iterator[int]:
+        """Forget everything; return the entries to read so that everything is known at a snapshot."""
+        self._ledger, self._asked = Ledger(self._tape.header.goals), None
         end = self._tape.snapshots[goal]
         end_s = self._tape.times_s[end]
         whole = bisect_left(self._tape.times_s, end_s - WHOLE_S)
+        return itertools.chain(self._coarse(end_s - PAST_S, whole), range(whole, end + 1))
+
+    def _coarse(self, since_s: float, end: int) -> Iterator[int]:
+        """A snapshot in ten seconds, up to an entry."""
         read_s = -COARSE_S
-        for snapshot in range(self._tape.first_from(end_s - PAST_S), goal):
+        for snapshot in range(self._tape.first_from(since_s), len(self._tape.snapshots)):
             number = self._tape.snapshots[snapshot]
-            if number >= whole:
-                break
+            if number >= end:
+                return
             if self._tape.times_s[number] - read_s >= COARSE_S:
                 read_s = self._tape.times_s[number]
                 yield number
-        yield from range(whole, end + 1)
 
-    def _feed(self, number: int) -> bool:
-        """Take an entry in; tells whether it is a snapshot."""
+    def _feed(self, number: int, mark_from_s: float = 0.0) -> bool:
+        """Take an entry in, and keep what is known then from a time on; tells whether it is a snapshot."""
         entry = self._tape.entry(number)
         if entry.asked is not None:
             self._asked = entry.asked
@@ -209,4 +251,16 @@ class Player:
             return False
         overview = self._ledger.take(entry.snapshot, entry.at_s)
         self._look = Look(overview, self._ledger)
+        if entry.at_s >= mark_from_s:
+            self._mark(number, entry.at_s)
         return True
+
+    def _mark(self, number: int, at_s: float) -> None:
+        """Keep what is known, unless something near is kept; of too many the farthest goes."""
+        away_s = [abs(self._time_s(mark.at) - at_s) for mark in self._marks]
+        if self._look is None or min(away_s, default=MARK_S) < MARK_S:
+            return
+        if len(self._marks) == MAX_MARKS:
+            del self._marks[away_s.index(max(away_s))]
+        at = bisect_left(self._tape.snapshots, number)
+        self._marks.append(_Mark(at, self._look, self._asked).copy())

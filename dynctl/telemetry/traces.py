@@ -174,6 +174,13 @@ class TraceBook:
         self._newest: frozenset[str] = frozenset()
         """Those that the last look showed."""
 
+    def copy(self) -> "TraceBook":
+        """Return one that goes on by itself."""
+        found = TraceBook()
+        found._decisions = {name: known.copy() for name, known in self._decisions.items()}
+        found._newest = self._newest
+        return found
+
     def add(self, decisions: Iterable[Told]) -> None:
         """Take in what all routers told at one look."""
         seen = set()

@@ -72,8 +72,9 @@ class Trends:
         return 1 if passed_s < _NEXT_MOMENT_S else round(passed_s)
 
     def copy(self) -> "Trends":
-        """Return trends that stay as they are now."""
+        """Return trends that stay as they are now, or go on by themselves."""
         held = Trends()
+        held._num_moments, held._pushed_s = self._num_moments, self._pushed_s
         held._fine = {key: ring.copy() for key, ring in self._fine.items()}
         held._coarse = {key: ring.copy() for key, ring in self._coarse.items()}
         return held

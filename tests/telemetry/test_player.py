@@ -200,3 +200,56 @@ def test_questions_are_answered_as_they_were_then_and_logs_are_said_to_be_missin
     assert {trace.id for trace in looks[-1].ledger.requests.newest()} == {
         f"r{tick}" for tick in range(5, 55, 5)
     }
+
+
+def test_going_back_a_little_reads_little(tape, snapshot, monkeypatch):
+    read = []
+    entry = tape.entry
+    monkeypatch.setattr(tape, "entry", lambda number: (read.append(number), entry(number))[1])
+
+    def counted(order):
+        def give(player):
+            read.clear()
+            order(player)
+
+        return give
+
+    nums = []
+    for order in (lambda p: p.step(-1), lambda p: p.jump(-10.0), lambda p: p.jump(-50.0)):
+        times, looks, _ = moved(tape, counted(order), at_s=190.0)
+        nums.append(len(read))
+        overview, ledger = live(snapshot, int(times[-1]))
+        assert looks[-1].overview == overview
+        assert texts(looks[-1].ledger) == texts(ledger)
+        assert looks[-1].ledger.trends.of("deployment:chat:ttft_p99") == ledger.trends.of(
+            "deployment:chat:ttft_p99"
+        )
+    # There is a snapshot a second and something asked every fifth.
+    assert max(nums) <= 40, nums
+
+
+def test_what_is_kept_to_come_back_to_is_not_changed_by_going_on(tape, snapshot):
+    orders = [lambda p: p.jump(-20.0), lambda p: p.jump(30.0), lambda p: p.jump(-25.0)] * 4
+    times, looks, player = moved(tape, *orders, at_s=150.0)
+
+    assert len(player._marks) <= player_module.MAX_MARKS
+    for at, look in zip(times, looks, strict=True):
+        if at == times[-1]:
+            continue
+        overview, _ = live(snapshot, int(at))
+        assert look.overview == overview
+    overview, ledger = live(snapshot, int(times[-1]))
+    assert texts(looks[-1].ledger) == texts(ledger)
+    assert looks[-1].ledger.trends.of("engine:chat-0:running") == ledger.trends.of(
+        "engine:chat-0:running"
+    )
+
+
+def test_marks_are_bounded_and_the_nearest_stay(tape, monkeypatch):
+    monkeypatch.setattr(player_module, "MARK_S", 5.0)
+    monkeypatch.setattr(player_module, "MAX_MARKS", 4)
+    _, _, player = moved(tape, *[lambda p: p.jump(7.0)] * 12, at_s=50.0)
+    kept = [tape.times_s[tape.snapshots[mark.at]] for mark in player._marks]
+
+    assert len(kept) == 4
+    assert min(kept) > player.playing.at_s - 30.0
