@@ -4,13 +4,14 @@ Judged by what clients meet, p99 over the latency window, and only after it last
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dynctl.core.text import clean
 from dynctl.core.units import format_seconds
 from dynctl.telemetry.events import BAD, NOTE, Event
 from dynctl.telemetry.figures import STALE, DeploymentFigures, EngineFigures, Overview
 from dynctl.telemetry.history import Latency
+from dynctl.telemetry.lasting import Lasting
 
 MISSED_S = 10.0
 """Above the goal for so long, it is missed, …"""
@@ -20,23 +21,13 @@ FEWEST_LATE = 2.0
 """Fewer requests (or tokens) beyond the goal are no sign of anything."""
 
 
-@dataclass(slots=True)
-class _Course:
-    """One goal of one deployment."""
-
-    is_missed: bool = False
-    changes_since_s: float | None = None
-    """Since when it looks otherwise than `is_missed` says; None: it does not."""
-    missed_since_s: float = 0.0
-
-
 class GoalWatch:
     """Fed with every overview; tells what changed."""
 
     __slots__ = ("_courses",)
 
     def __init__(self) -> None:
-        self._courses: dict[tuple[str, str], _Course] = {}
+        self._courses: dict[tuple[str, str], Lasting] = {}
 
     def copy(self) -> "GoalWatch":
         """Return one that goes on by itself."""
@@ -53,32 +44,18 @@ class GoalWatch:
             ):
                 if found is None or goal_ms is None or within is None:
                     continue
-                course = self._courses.setdefault((deployment.name, name), _Course())
+                key = (deployment.name, name)
+                course = self._courses.setdefault(key, Lasting(MISSED_S, MET_S))
                 late = (1.0 - within) * found.num_observations
                 is_over = found.p99_s > goal_ms / 1e3 and late >= FEWEST_LATE
-                if _turns(course, is_over, now_s):
+                if course.turns(is_over, now_s):
                     text = (
                         _missed(name, found, goal_ms, within, _slowest(overview, deployment, name))
-                        if course.is_missed
-                        else _met(name, found, goal_ms, now_s - course.missed_since_s)
+                        if course.is_on
+                        else _met(name, found, goal_ms, now_s - course.since_s)
                     )
-                    mark = BAD if course.is_missed else NOTE
+                    mark = BAD if course.is_on else NOTE
                     yield Event(overview.taken_unix_s, mark, clean(deployment.name, 40), text)
-
-
-def _turns(course: _Course, is_over: bool, now_s: float) -> bool:
-    """Follow one goal; tells whether it is just now missed, or met again."""
-    if is_over == course.is_missed:
-        course.changes_since_s = None
-        return False
-    if course.changes_since_s is None:
-        course.changes_since_s = now_s
-    if now_s - course.changes_since_s < (MISSED_S if is_over else MET_S):
-        return False
-    if is_over:
-        course.missed_since_s = course.changes_since_s
-    course.is_missed, course.changes_since_s = is_over, None
-    return True
 
 
 def _missed(name: str, found: Latency, goal_ms: float, within: float, slowest: str) -> str:

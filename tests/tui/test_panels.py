@@ -390,7 +390,7 @@ def test_the_title_of_a_replay_says_where_and_when(make_view):
         return texts(title, replace(make_view(), playing=playing))[0]
 
     playing = told(speed=4.0)
-    assert playing.startswith("dynctl top  prod  chat  ▶ ×4 0:12:31/1:02:10  SLO")
+    assert playing.startswith("dynctl top  prod  chat  ▶ ×4 0:12:31/1:02:10  ")
     assert re.search(r"[A-Z][a-z]{2} \d\d \d\d:\d\d:\d\d$", playing)
     assert "‖ held" in told(is_playing=False)
     assert "■ end" in told(is_playing=False, at_s=3730.0)
@@ -410,3 +410,12 @@ def test_help_of_a_replay_has_its_keys_on_the_smallest_screen(make_view):
 
 def test_every_action_is_in_the_help():
     assert sorted("".join(shown for shown, _ in ACTIONS).replace(" ", "")) == sorted(_ACTIONS)
+
+
+def test_goals_are_left_out_of_the_title_where_they_do_not_fit(make_view):
+    view = replace(make_view(), playing=Playing(751.0, 3730.0), recording="◉ rec")
+    (narrow,), (wide,) = texts(title, view, width=80), texts(title, view, width=120)
+
+    assert "SLO" not in narrow
+    assert re.search(r"◉ rec +[A-Z][a-z]{2} \d\d \d\d:\d\d:\d\d$", narrow)
+    assert "SLO ttft<500 itl<40" in wide

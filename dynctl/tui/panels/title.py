@@ -26,14 +26,14 @@ def rows(view: View, width: int, height: int) -> list[Line]:
     if view.recording:
         parts.append(line(Span(view.recording, "warn")))
     goals = _goals(view)
-    if goals:
-        parts.append(line(goals))
     # Local time without a zone is what the operator's other clocks show.
     wall = datetime.fromtimestamp(overview.taken_unix_s)  # noqa: DTZ006
     now = wall.strftime("%H:%M:%S" if view.playing is None else "%b %d %H:%M:%S")
-    left, right = joined(parts), line(now, "    ", "? help")
+    left, right = joined([*parts, *goals]), line(now, "    ", "? help")
     if width_of(left) + width_of(right) + 1 > width:
         right = line(now)
+    if width_of(left) + width_of(right) + 1 > width:
+        left = joined(parts)
     room = width - width_of(right)
     return [(*fit(left, room), *right)][:height]
 
@@ -73,10 +73,11 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}"
 
 
-def _goals(view: View) -> str:
+def _goals(view: View) -> list[Line]:
+    """What stands beside the figures as well, and is left out first."""
     slo = view.slo
     if slo.ttft_ms is None and slo.itl_ms is None:
-        return ""
+        return []
     ttft = f" ttft<{slo.ttft_ms:g}" if slo.ttft_ms is not None else ""
     itl = f" itl<{slo.itl_ms:g}" if slo.itl_ms is not None else ""
-    return f"SLO{ttft}{itl}"
+    return [line(f"SLO{ttft}{itl}")]
