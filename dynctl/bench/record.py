@@ -36,9 +36,9 @@ DEFINITIONS = {
     "hash_ids that an earlier line has × tokens per block, input_length − 1) / sum of input_length. All lines count, a "
     "last block that is not full counts as it is long; texts are counted at 4 characters a token, in blocks of 64",
     "kv_predicted_ratio": "the router's counters over the run: predicted hit tokens / prompt tokens",
-    "router": "what a dynctl router itself added, by its own histograms over the run (warm-up and requests of others "
-    "included): decision is one placement (hashes, index, policy, booking), queue the wait for an engine with room; p50 and "
-    "p99 are linear within a bucket. Reading, tokenising and passing on requests are in neither",
+    "router": "what a dynctl router itself added before it sent a request on, by its own histograms over the run (warm-up "
+    "and requests of others included): waiting from arrival to the decision (tokenising, and the wait for an engine with "
+    "room), then the decision itself (hashes, index, policy, booking). p50 and p99 are linear within a bucket",
     "kinds": "of a mixed workload, requests told apart by the lengths asked for: answers per second, mean TTFT, generated "
     "tokens per second (all within the measured time), mean over answers of 1000 / tpot_ms",
     "percentiles": "exact over all samples, linear between neighbours; intervals are 95% bootstrap",

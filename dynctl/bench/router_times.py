@@ -24,8 +24,9 @@ class RouterTime:
 class RouterTimes:
     """What the router added; None where it did not say, or was started anew meanwhile."""
 
+    waiting: RouterTime | None
+    """Before it decides: tokenising, and the wait for an engine with room."""
     decision: RouterTime | None
-    queue: RouterTime | None
 
 
 def growth(before: Histogram | None, after: Histogram | None) -> Histogram | None:
@@ -39,7 +40,7 @@ def growth(before: Histogram | None, after: Histogram | None) -> Histogram | Non
 
 def router_times(decision: Histogram | None, queue: Histogram | None) -> RouterTimes | None:
     """Sum up both; None when the router said nothing of either."""
-    found = RouterTimes(_time(decision), _time(queue))
+    found = RouterTimes(_time(queue), _time(decision))
     return None if found == RouterTimes(None, None) else found
 
 

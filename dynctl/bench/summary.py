@@ -113,15 +113,14 @@ def fact_rows(report: Report) -> list[tuple[str, str]]:
 def _router_rows(report: Report) -> list[tuple[str, str]]:
     if report.router is None:
         return []
+    times = (("until it decides", report.router.waiting), ("decision", report.router.decision))
     parts = [
-        f"{title} {milliseconds(time.mean_ms)} ms on average, p50 {milliseconds(time.p50_ms)}, p99 {milliseconds(time.p99_ms)}"
-        for title, time in (
-            ("decides in", report.router.decision),
-            ("queue wait", report.router.queue),
-        )
+        f"{title} {milliseconds(time.mean_ms)} ms on average, p50 {milliseconds(time.p50_ms)}, "
+        f"p99 {milliseconds(time.p99_ms)}"
+        for title, time in times
         if time is not None
     ]
-    return [("router itself", "; ".join(parts))]
+    return [("router added", "; ".join(parts))]
 
 
 def kind_rows(report: Report) -> list[tuple[str, ...]]:

@@ -350,9 +350,9 @@ def test_what_the_router_added_is_read_from_its_histograms():
     assert report.router.decision.num == 100
     assert report.router.decision.mean_ms == pytest.approx(0.08)
     assert report.router.decision.p99_ms == pytest.approx(0.19)
-    assert report.router.queue.p50_ms == pytest.approx(1.0)
-    assert dict(fact_rows(report))["router itself"] == (
-        "decides in 0.08 ms on average, p50 0.06, p99 0.19; queue wait 1.0 ms on average, p50 1.0, p99 2.0"
+    assert report.router.waiting.p50_ms == pytest.approx(1.0)
+    assert dict(fact_rows(report))["router added"] == (
+        "until it decides 1.0 ms on average, p50 1.0, p99 2.0; decision 0.08 ms on average, p50 0.06, p99 0.19"
     )
 
 
