@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from dynctl.core.exposition import quantile
 from dynctl.core.snapshot import EngineSample, Histogram, RelaySample, RouterSample, Snapshot
 
 RATE_WINDOW_S = 10.0
@@ -55,23 +56,6 @@ def merge(histograms: Iterable[Histogram | None]) -> Histogram | None:
 def _at_bounds(histogram: Histogram, bounds: set[float]) -> tuple[float, ...]:
     kept = [c for b, c in zip(histogram.bounds, histogram.counts, strict=False) if b in bounds]
     return (*kept, histogram.counts[-1])
-
-
-def quantile(histogram: Histogram, q: float) -> float | None:
-    """Estimate the q-quantile (0 to 1), linear inside the bucket; None without observations.
-
-    Above the last bound nothing is known but that bound, which is then the answer.
-    """
-    observed = histogram.counts[-1]
-    if observed <= 0 or not histogram.bounds:
-        return None
-    rank = q * observed
-    below, lower = 0.0, 0.0
-    for bound, count in zip(histogram.bounds, histogram.counts, strict=False):
-        if count >= rank and count > below:
-            return lower + (bound - lower) * (rank - below) / (count - below)
-        below, lower = count, bound
-    return histogram.bounds[-1]
 
 
 def share_within(histogram: Histogram | None, limit: float) -> float | None:

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynctl.core.exposition import quantile
 from dynctl.core.snapshot import EngineSample, Histogram, HostSnapshot, Snapshot
 from dynctl.telemetry.history import (
     History,
     Series,
     latency,
     merge,
-    quantile,
 )
 
 
