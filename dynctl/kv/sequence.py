@@ -215,7 +215,8 @@ class EventSequence:
         """Forget everything and go on after the gap: at `seq`, or at the first batch held before it (K2)."""
         self._num_attempts = 0
         self._compare_from = None
-        self.counts.num_lost += 1
+        # Before the first batch nothing was known that could be forgotten.
+        self.counts.num_lost += bool(self._next)
         verdict.reset = True
         verdict.apply.clear()
         self._next = min([seq, *self._held])

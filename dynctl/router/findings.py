@@ -115,8 +115,9 @@ _MIN_TOLD_TOKENS = 32_768
 _MAX_DIFFERENCE = 0.1
 """Of the prompts' tokens. Real engines differ from what is predicted by less than a hundredth."""
 
-SILENCE_S = 5.0
-"""An engine that computes tells of blocks more often, also while it generates."""
+SILENCE_S = 12.0
+"""An engine that computes tells of blocks more often. After 10 s whoever reads them asks again for what may have been missed,
+and learns of another topic: before that, silence says nothing."""
 
 _PATIENCE_S = 30.0
 """Prompts that come at once are expected where the first of them is still computed: that is over sooner."""
