@@ -1,5 +1,6 @@
 import random
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -260,6 +261,19 @@ def test_k6_a_silent_replay_is_asked_again_and_finally_given_up():
     assert num_asked == MAX_ATTEMPTS
     assert verdict.apply == [(5, b"5")]
     assert not sequence.is_repairing
+
+
+@pytest.mark.parametrize(("num_known", "num_lost"), [(0, 0), (3, 1)])
+def test_nothing_is_lost_where_nothing_was_known_yet(num_known, num_lost):
+    """A replay that never answers is given up in either case, and what comes live is taken from then on."""
+    sequence, publisher = EventSequence(), Publisher()
+    for seq, payload in [publisher.publish() for _ in range(num_known)]:
+        sequence.live(seq, payload, 0.0)
+    sequence.reconnected(0.0)
+    for attempt in range(MAX_ATTEMPTS):
+        verdict = sequence.tick((attempt + 1) * REPLAY_SILENCE_S)
+    assert verdict.reset
+    assert sequence.counts.num_lost == num_lost
 
 
 def test_k6_a_replay_that_loses_its_middle_is_resumed():
