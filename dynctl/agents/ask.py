@@ -17,6 +17,7 @@ from dynctl.agents.launch import Capabilities, Endpoints, cache_facts
 from dynctl.agents.protocol import EngineWish
 from dynctl.agents.root import Facts
 from dynctl.core.text import clean
+from dynctl.core.units import whole
 from dynctl.errors import EngineError, ProbeError
 from dynctl.http1.message import Header
 from dynctl.http1.upstream import Address, Response, Upstream, UpstreamError
@@ -169,8 +170,9 @@ async def _version(wish: EngineWish, capabilities: Capabilities, at: Endpoints) 
         return ""
     response = await ask(at, "GET", "/version")
     text = str(_object(response).get("version", ""))
-    digits = [part for part in text.split("+", maxsplit=1)[0].split(".") if part.isdigit()]
-    if not wish.allow_old_version and (not digits or tuple(map(int, digits)) < floor):
+    parts = map(whole, text.split("+", maxsplit=1)[0].split("."))
+    digits = tuple(part for part in parts if part is not None)
+    if not wish.allow_old_version and (not digits or digits < floor):
         wanted = ".".join(map(str, floor))
         raise UnfitError(
             f"{wish.kind} {clean(text) or '(unknown version)'} is older than {wanted}",

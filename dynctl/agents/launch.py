@@ -9,6 +9,7 @@ from typing import Protocol
 
 from dynctl.agents.protocol import EngineWish
 from dynctl.core.exposition import parse
+from dynctl.core.units import whole
 from dynctl.kv.ranks import COUNTED
 
 NUM_INTERNAL_PORTS = 16
@@ -125,7 +126,7 @@ def cache_facts(metrics: str) -> CacheFacts:
 
 def _whole(text: str | None) -> int:
     """Read a label that may be missing, the text `None`, or a number that counts nothing there is."""
-    return int(text) if text is not None and text.isdecimal() and len(text) <= 15 else 0
+    return (whole(text) or 0) if text is not None and len(text) <= 15 else 0
 
 
 def extra_flags(args: tuple[tuple[str, str], ...]) -> tuple[str, ...]:

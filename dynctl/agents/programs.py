@@ -22,6 +22,7 @@ from dynctl.agents.protocol import RELAY_ID, EngineWish, RelayWish, RouterUnit, 
 from dynctl.agents.root import Facts, Run, UnitRecord
 from dynctl.core.exposition import engine_sample, parse
 from dynctl.core.snapshot import EngineSample
+from dynctl.core.units import whole
 from dynctl.errors import ProbeError
 from dynctl.files import write_atomic
 from dynctl.http1.upstream import UpstreamError
@@ -211,12 +212,12 @@ class RouterProgram(Program):
         self.digest = spec_digest(wish)
         scheme = "https" if wish.config.get("server_tls") else "http"
         self.url = f"{scheme}://{wish.listen}"
-        port = wish.listen.rpartition(":")[2]
-        self.listens_on = (int(port),) if port.isdigit() and int(port) else ()
+        port = whole(wish.listen.rpartition(":")[2])
+        self.listens_on = (port,) if port else ()
 
     def problems(self) -> tuple[str, ...]:
         """Name what can never start."""
-        if not self.wish.listen.rpartition(":")[2].isdigit():
+        if whole(self.wish.listen.rpartition(":")[2]) is None:
             return (f"router listen {self.wish.listen!r} must look like HOST:PORT",)
         return ()
 

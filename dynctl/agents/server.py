@@ -17,6 +17,7 @@ from dynctl.agents.protocol import ApiError, HostSlice, ShutdownRequest, decode,
 from dynctl.agents.sampler import Sampler
 from dynctl.agents.supervisor import StaleError, Supervisor
 from dynctl.core.text import clean, is_name
+from dynctl.core.units import whole
 from dynctl.errors import DynctlError, RouterError
 from dynctl.http1.server import Exchange, serve
 from dynctl.http1.upstream import UpstreamError
@@ -216,9 +217,10 @@ def _number(query: dict[str, list[str]], name: str, otherwise: int) -> int:
     text = query.get(name, [""])[-1]
     if not text:
         return otherwise
-    if not text.isdigit():
+    number = whole(text)
+    if number is None:
         raise DynctlError(f"{name} must be a number")
-    return min(int(text), _MAX_TAIL)
+    return min(number, _MAX_TAIL)
 
 
 def _refuse(exchange: Exchange, status: int, error: DynctlError) -> None:

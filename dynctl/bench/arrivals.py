@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dynctl.errors import UsageError
 
-_DURATION = re.compile(r"^([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)?$")
+_DURATION = re.compile(r"^([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)?$")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 MAX_CONCURRENCY = 10_000
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dynctl.bench.words import TokenCount, text
+from dynctl.core.units import whole
 from dynctl.errors import UsageError
 
 KINDS: dict[str, dict[str, str]] = {
@@ -143,9 +144,10 @@ def _length(value: str, may_vary: bool) -> Length:
         if not 1 <= low <= high <= MAX_LENGTH_TOKENS or length.second > MAX_LENGTH_TOKENS:
             raise ValueError(f"{value!r} is out of range")
         return length
-    if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= MAX_LENGTH_TOKENS:
+    number = whole(value)
+    if number is None or not 1 <= number <= MAX_LENGTH_TOKENS:
         raise ValueError(f"{value!r} is no number of 1 or more")
-    return Length("fixed", float(int(value)))
+    return Length("fixed", float(number))
 
 
 def _workload(kind: str, values: dict[str, Length], spec: str) -> Workload:

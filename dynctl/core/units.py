@@ -9,7 +9,20 @@ GB = 10**9
 
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZES |= {"KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": 1024**4}
-_SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
+_SIZE = re.compile(r"^\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)\s*$")
+_WHOLE = re.compile(r"[0-9]{1,18}")
+_COUNT = re.compile(r"([0-9]{1,15}(\.[0-9]{1,9})?)([kmgtKMGT]?)")
+_TIMES = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "K": KIB,
+    "M": MIB,
+    "G": GIB,
+    "T": 1024**4,
+}
 
 
 def parse_bytes(text: str) -> int:
@@ -22,6 +35,22 @@ def parse_bytes(text: str) -> int:
     if match is None or match[2].upper() not in _SIZES:
         raise ValueError(f"{text!r} is no size; write it as 80GiB or 512MB")
     return int(float(match[1]) * _SIZES[match[2].upper()])
+
+
+def whole(text: str) -> int | None:
+    """Read a whole number of at most 18 plain digits; None: the text is something else.
+
+    `str.isdigit` and `str.isdecimal` let pass what `int` refuses, `²` and thousands of digits, and what nobody meant: `٣`.
+    """
+    return int(text) if _WHOLE.fullmatch(text) else None
+
+
+def engine_count(text: str) -> int | None:
+    """Read tokens as engines' flags take them: `8192`, `8k` for thousands, `8K` for times 1,024; None: it is no number."""
+    match = _COUNT.fullmatch(text)
+    if match is None or (match[2] and not match[3].islower()):
+        return None
+    return int(float(match[1]) * _TIMES[match[3]]) if match[2] else int(match[1]) * _TIMES[match[3]]
 
 
 def format_number(number: float) -> str:

@@ -4,6 +4,7 @@ from dynctl.core.hardware import Gpu, Host, Topology
 from dynctl.core.inventory import DeploymentWish
 from dynctl.core.kv_links import EnginePlace
 from dynctl.core.plan import PlannedDeployment, Pool, Replica
+from dynctl.core.units import whole
 from dynctl.router.sources.split import worker_ids
 from dynctl.sim.options import USUAL_KV_BYTES
 
@@ -31,8 +32,8 @@ def engine_places(planned: PlannedDeployment, topology: Topology | None) -> tupl
 def kv_bytes_per_token(planned: PlannedDeployment, wish: DeploymentWish) -> int:
     """What a token's KV takes on all GPUs of one engine, by the memory sheets; 0 where there is none."""
     if planned.engine_kind == "sim":
-        told = dict(wish.engine.args).get("kv-bytes-per-token", "")
-        return int(told) if told.isdecimal() else USUAL_KV_BYTES
+        told = whole(dict(wish.engine.args).get("kv-bytes-per-token", ""))
+        return USUAL_KV_BYTES if told is None else told
     return max((_per_token(pool) for pool in planned.pools), default=0)
 
 

@@ -11,7 +11,7 @@ from dynctl.core.hardware import Gpu, GpuState
 from dynctl.core.inventory import SimulatedGpus
 from dynctl.core.machine import GpuHealth
 from dynctl.core.text import clean
-from dynctl.core.units import format_bytes
+from dynctl.core.units import format_bytes, whole
 from dynctl.discovery.bounds import MAX_GPUS
 from dynctl.discovery.facts import AmdFacts, PciFacts, QueryFacts, QueryGpu, TopoFacts
 from dynctl.discovery.identity import UNNAMED, identified
@@ -88,8 +88,8 @@ def _numa(gpu: Gpu, text: str | None, topo: TopoFacts, pci: PciFacts) -> int | N
 
     A list of nodes counts by its first only where each GPU has another one, or memory of GPUs forms the others.
     """
-    if text is not None and text.isdecimal():
-        return int(text)
+    if text is not None and (node := whole(text)) is not None:
+        return node
     bus = {bus_key(address): node for address, node in pci.nodes}
     bus |= {bus_key(card.bus_id): card.numa_node for card in pci.gpus}
     if gpu.pci_bus_id is not None and (node := bus.get(bus_key(gpu.pci_bus_id))) is not None:

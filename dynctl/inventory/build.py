@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynctl.core.addresses import is_loopback
+from dynctl.core.engine_flags import flag_faults
 from dynctl.core.inventory import (
     ApiKey,
     DeploymentWish,
@@ -187,6 +188,8 @@ def _check_engine(
         if not _ENV_NAME.match(name):
             text = f"{shown(name)} is no name for a variable"
             values.report_key((*here, "env", name), text)
+    for fault in flag_faults(engine, wish.limits):
+        values.report((*here, *fault.key), fault.text, fault.hint)
     if engine.kind == "external":
         _check_external(wish, loc, values)
     if engine.kind == "vllm":

@@ -113,7 +113,9 @@ def _source(path: Path) -> str:
         before = content[: error.start]
         column = error.start - (before.rfind(b"\n") + 1) + 1
         problem = Problem(Spot(before.count(b"\n") + 1, column), "this is no UTF-8 text")
-        raise ProblemsError(str(path), content.decode("utf-8", "replace"), [problem]) from error
+        raise ProblemsError(
+            str(path), content.decode("utf-8", "replace"), [problem], _START
+        ) from error
 
 
 def _checked(values: Values, path: str) -> tuple[InventoryFile | None, Inventory, list[Loc]]:

@@ -75,7 +75,7 @@ Count = Annotated[Int, Field(ge=1, le=4096)]
 Size = Annotated[
     int,
     BeforeValidator(_size),
-    Field(gt=0),
+    Field(gt=0, le=1024**5),
     WithJsonSchema({"type": ["string", "integer"], "examples": ["80GiB"]}),
 ]
 
@@ -247,39 +247,39 @@ class WorkloadPart(_Part):
     """Typical prompt length (ISL)."""
     osl_tokens: Annotated[Int, Field(ge=1, le=10_000_000)] = 128
     """Typical answer length (OSL)."""
-    rate_rps: Annotated[Float, Field(gt=0)] = 1.0
+    rate_rps: Annotated[Float, Field(gt=0, le=1e6)] = 1.0
     """Requests per second."""
     shared_prefix_ratio: Annotated[Float, Field(ge=0, le=1)] = 0.0
     """Share of each prompt that others have sent before, 0 to 1."""
     isl_cv: Annotated[Float, Field(ge=0, le=10)] = 0.0
     """How prompt lengths vary: their standard deviation over their mean; 0: all alike."""
-    num_prefixes: Annotated[Int, Field(ge=1)] = 1
+    num_prefixes: Annotated[Int, Field(ge=1, le=10**9)] = 1
     """How many different shared prefixes there are; those that do not fit the cache are not hit."""
 
 
 class SloPart(_Part):
     """Latency goals at p99."""
 
-    ttft_ms: Annotated[Float, Field(gt=0)] | None = None
+    ttft_ms: Annotated[Float, Field(gt=0, le=1e9)] | None = None
     """Time to first token."""
-    itl_ms: Annotated[Float, Field(gt=0)] | None = None
+    itl_ms: Annotated[Float, Field(gt=0, le=1e9)] | None = None
     """Time between tokens."""
-    tpot_ms: Annotated[Float, Field(gt=0)] | None = None
+    tpot_ms: Annotated[Float, Field(gt=0, le=1e9)] | None = None
     """Another name for itl_ms; write one of them."""
 
 
 class LimitsPart(_Part):
     """Engine limits. Without one: derived by the plan."""
 
-    max_model_len_tokens: Annotated[Int, Field(ge=1)] | None = None
+    max_model_len_tokens: Annotated[Int, Field(ge=1, le=10**9)] | None = None
     """Longest prompt and answer together."""
-    max_num_seqs: Annotated[Int, Field(ge=1)] | None = None
+    max_num_seqs: Annotated[Int, Field(ge=1, le=10**6)] | None = None
     """Requests an engine runs at a time."""
     gpu_memory_utilization: Annotated[Float, Field(gt=0, le=1)] = 0.9
     """Share of each GPU's memory an engine may take."""
     block_size_tokens: Annotated[Int, Field(ge=1, le=1024)] | None = None
     """Tokens in one KV block."""
-    max_num_batched_tokens: Annotated[Int, Field(ge=1)] | None = None
+    max_num_batched_tokens: Annotated[Int, Field(ge=1, le=10**9)] | None = None
     """Tokens one step of an engine computes at most; longer prompts are computed in pieces."""
 
 

@@ -4,6 +4,8 @@ A place speaks of one rank: batches that name another are none of its (K16).
 Source: `ZmqEventPublisher.offset_endpoint_port` of vLLM 0.32.0. Pure.
 """
 
+from dynctl.core.units import whole
+
 MAX_RANKS = 64
 """Of one engine."""
 
@@ -28,8 +30,8 @@ def can_count(first: str, ranks: int) -> bool:
     """Whether so many ranks have a place each, with rank 0 at this one."""
     if ranks == 1 or COUNTED in first:
         return True
-    port = first.rpartition(":")[2]
-    return first.startswith("tcp://") and port.isdecimal() and 0 < int(port) <= 65536 - ranks
+    port = whole(first.rpartition(":")[2])
+    return first.startswith("tcp://") and port is not None and 0 < port <= 65536 - ranks
 
 
 def rank_headers(rank: int, ranks: int) -> tuple[tuple[bytes, bytes], ...]:

@@ -20,6 +20,8 @@ _KILL_AFTER_S = 2
 """What was asked to end is killed then."""
 HAS_TIMEOUT = ("timeout", "-k", "1", "9", "true")
 """Whether a host has a `timeout` that `wrap` can use: busybox had none that kills for long."""
+_MAX_DIGITS = 10
+"""Of a session or an exit status, that a host may write as it likes."""
 
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_./:=,@+ -]")
 
@@ -88,13 +90,19 @@ def between(output: bytes, nonce: str) -> Marked:
     begin, end = (mark.encode() for mark in _marks(nonce))
     noise, mark, rest = output.partition(begin + b" ")
     session, newline, rest = rest.partition(b"\n")
-    if not mark or not newline or not session.isdigit():
+    number = _number(session)
+    if not mark or not newline or number is None:
         return Marked(b"", has_begun=False, exit_status=None, noise=output)
     content, mark, trailer = rest.rpartition(b"\n" + end + b" ")
     if not mark:
-        return Marked(rest, True, None, noise, int(session))
+        return Marked(rest, True, None, noise, number)
     status = trailer.split(b"\n", 1)[0]
-    return Marked(content, True, int(status) if status.isdigit() else None, noise, int(session))
+    return Marked(content, True, _number(status), noise, number)
+
+
+def _number(text: bytes) -> int | None:
+    """Read what stands behind a mark."""
+    return int(text) if text.isdigit() and len(text) <= _MAX_DIGITS else None
 
 
 class MarkedLines:
@@ -128,15 +136,16 @@ class MarkedLines:
         if not self.has_begun:
             # Noise without a line end may stand on the same line.
             _, mark, session = line.partition(self._begin)
-            if mark and session.isdigit():
-                self.has_begun, self.session = True, int(session)
+            number = _number(session)
+            if mark and number is not None:
+                self.has_begun, self.session = True, number
             return []
         if not line:
             self._num_blank += 1
             return []
         blanks, self._num_blank = self._num_blank, 0
-        if line.startswith(self._end) and line[len(self._end) :].isdigit():
-            self.exit_status = int(line[len(self._end) :])
+        if line.startswith(self._end) and (status := _number(line[len(self._end) :])) is not None:
+            self.exit_status = status
             # One of the blank lines, or the line end before it, is the mark's own.
             return [b""] * (blanks - 1)
         return [*([b""] * blanks), line]

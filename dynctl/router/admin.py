@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dynctl.core.router_settings import fault_of
+from dynctl.core.units import whole
 from dynctl.errors import DynctlError
 from dynctl.router.api.answers import Failure
 from dynctl.router.merging import Shown
@@ -80,12 +81,12 @@ _SUMS: dict[str, Callable[["Desk"], object]] = {
 
 
 def _decisions(desk: "Desk", args: dict[str, list[str]]) -> tuple[int, bytes] | Failure:
-    limit = args.get("limit", ["100"])[0]
-    if not limit.isdecimal() or not 0 < int(limit) <= _MAX_DECISIONS:
+    limit = whole(args.get("limit", ["100"])[0])
+    if limit is None or not 0 < limit <= _MAX_DECISIONS:
         text = f"limit is not between 1 and {_MAX_DECISIONS}"
         return Failure(400, text, "invalid_request", "limit")
     _note(desk)
-    return 200, desk.ring.to_json(int(limit), args.get("request", [None])[0])
+    return 200, desk.ring.to_json(limit, args.get("request", [None])[0])
 
 
 def _note(desk: "Desk") -> None:

@@ -15,6 +15,7 @@ from dynctl.core.addresses import is_loopback
 from dynctl.core.kv_links import LINK_CLASSES, MEASURED, NOMINAL, EnginePlace, LinkRate
 from dynctl.core.route_keys import MAX_ROUTE_KEY_CHARS, is_body_field, is_route_key
 from dynctl.core.router_settings import Settings, make_settings
+from dynctl.core.units import whole
 from dynctl.errors import UsageError
 from dynctl.kv.ranks import COUNTED, MAX_RANKS, can_count, endpoint_of
 from dynctl.router.sources.split import worker_ids
@@ -146,10 +147,11 @@ def split_listen(listen: str) -> tuple[str, int]:
     Raises:
         UsageError: when there is no port between 0 and 65535.
     """
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    host, _, text = listen.rpartition(":")
+    port = whole(text)
+    if not host or port is None or port > 65535:
         raise UsageError(f"listen address {listen!r} is no HOST:PORT", "write 127.0.0.1:8000")
-    return host.strip("[]"), int(port)
+    return host.strip("[]"), port
 
 
 def parse_config(content: bytes) -> RouterConfig:

@@ -18,6 +18,7 @@ from typing import Self
 
 import msgspec
 
+from dynctl.core.units import whole
 from dynctl.errors import RouterError
 from dynctl.http1.upstream import Address, Upstream, UpstreamError
 from dynctl.router.config import RouterConfig
@@ -219,7 +220,8 @@ def parse_place(process: str, books: int, folder: str) -> Place:
     Raises:
         RouterError: when they make no sense.
     """
-    own, _, number = process.partition("/")
-    if not (own.isdecimal() and number.isdecimal() and 0 < int(own) < int(number)):
+    first, _, last = process.partition("/")
+    own, number = whole(first), whole(last)
+    if own is None or number is None or not 0 < own < number:
         raise RouterError(f"--process {process} is not K/N")
-    return Place(int(own), int(number), books, folder)
+    return Place(own, number, books, folder)

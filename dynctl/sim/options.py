@@ -4,9 +4,11 @@
 """
 
 import argparse
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from dynctl.core.units import whole
 from dynctl.errors import UsageError
 from dynctl.kv.ranks import COUNTED, MAX_RANKS, can_count
 from dynctl.sim.faults import parse_fault
@@ -57,6 +59,8 @@ ROLES = ("both", "prefill", "decode")
 
 USUAL_KV_BYTES = 131_072
 """Of a token's KV, where the flags do not say otherwise."""
+
+_MAX_NUMBER = 10**15
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,7 @@ class SimOptions:
             UsageError: naming the flag.
         """
         if (self.uds is None) == (self.listen is None):
-            raise UsageError("give one of --uds and --listen")
+            raise UsageError("give one of --uds and --listen", "--listen 127.0.0.1:8100")
         for flag, value in (("--listen", self.listen), ("--side-channel", self.side_channel)):
             if value is not None:
                 split_address(flag, value)
@@ -134,7 +138,7 @@ class SimOptions:
                 f"{self.num_blocks} blocks of {self.block_size} tokens hold less than one request of {self.max_model_len}",
                 "raise --num-blocks or lower --max-model-len",
             )
-        self._check_numbers()
+        self.check_numbers()
         self._check_ranks()
         for spec in self.fault:
             parse_fault(spec)
@@ -156,7 +160,18 @@ class SimOptions:
                 "each has the next port",
             )
 
-    def _check_numbers(self) -> None:
+    def check_numbers(self) -> None:
+        """Refuse numbers that mean nothing.
+
+        Raises:
+            UsageError: naming the flag.
+        """
+        for each in fields(self):
+            if isinstance(getattr(self, each.name), int) and getattr(self, each.name) > _MAX_NUMBER:
+                flag = each.name.replace("_", "-")
+                raise UsageError(
+                    f"--{flag} {getattr(self, each.name)}", f"give at most {_MAX_NUMBER}"
+                )
         at_least = {
             1: (
                 "block_size",
@@ -180,11 +195,15 @@ class SimOptions:
         }
         for least, names in at_least.items():
             for name in names:
-                if not getattr(self, name) >= least:
-                    raise UsageError(f"--{name.replace('_', '-')} must be at least {least}")
+                if not least <= getattr(self, name) < math.inf:
+                    flag = name.replace("_", "-")
+                    raise UsageError(
+                        f"--{flag} {getattr(self, name)}", f"give a number of at least {least}"
+                    )
         for name in ("kv_transfer_mbytes_s", "host_mbytes_s"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"--{name.replace('_', '-')} must be above 0")
+            if not 0 < getattr(self, name) < math.inf:
+                flag = name.replace("_", "-")
+                raise UsageError(f"--{flag} {getattr(self, name)}", "give a number above 0")
 
 
 def split_address(flag: str, value: str) -> tuple[str, int]:
@@ -193,10 +212,11 @@ def split_address(flag: str, value: str) -> tuple[str, int]:
     Raises:
         UsageError: when it is no address.
     """
-    host, _, port = value.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"{flag} {value}: write it as HOST:PORT")
-    return host.strip("[]"), int(port)
+    host, _, text = value.rpartition(":")
+    port = whole(text)
+    if not host or port is None or port > 65535:
+        raise UsageError(f"{flag} {value} is no address", "write it as HOST:PORT")
+    return host.strip("[]"), port
 
 
 def parse_args(argv: list[str]) -> SimOptions:

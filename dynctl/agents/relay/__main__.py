@@ -19,6 +19,7 @@ import uvloop
 from dynctl.agents.protocol import RelayEntry
 from dynctl.agents.relay.feed import TableFeed
 from dynctl.agents.relay.relay import Relay
+from dynctl.core.units import whole
 from dynctl.http1.handover import Offer, take_over
 from dynctl.http1.server import Server, ServerLimits, raise_file_limit, serve
 
@@ -55,8 +56,9 @@ def main() -> int:
     parser.add_argument("--take-over", help="the predecessor's --offer: take its port over")
     arguments = parser.parse_args()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
-    host, _, port = arguments.listen.rpartition(":")
-    if not host or not port.isdigit():
+    host, _, text = arguments.listen.rpartition(":")
+    port = whole(text)
+    if not host or port is None or port > 65535:
         parser.error(f"--listen {arguments.listen!r} is not HOST:PORT")
     raise_file_limit()
     try:
@@ -64,7 +66,7 @@ def main() -> int:
         sockets = Sockets(
             arguments.agent_socket, arguments.admin_socket, arguments.offer, arguments.take_over
         )
-        uvloop.run(run(context, (host.strip("[]"), int(port)), sockets))
+        uvloop.run(run(context, (host.strip("[]"), port), sockets))
     except OSError as error:
         sys.stderr.write(f"dynctl-relay: cannot start on {arguments.listen}: {error}\n")
         return 1

@@ -6,6 +6,7 @@ from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, Severity
 from dynctl.checks.shell import rdma_port
 from dynctl.core.hardware import Host, Nic
+from dynctl.core.units import whole
 
 CODE = "roce-gid-wrong"
 
@@ -16,7 +17,8 @@ _NAMES = ("UCX_IB_GID_INDEX", "NCCL_IB_GID_INDEX")
 def _judge(evidence: Evidence) -> Iterator[Finding]:
     for wish in evidence.inventory.deployments:
         for name, value in wish.engine.env:
-            if name not in _NAMES or not value.isdigit():
+            index = whole(value)
+            if name not in _NAMES or index is None:
                 continue
             for host in evidence.topology.hosts:
                 if not evidence.may_run(host, wish):
@@ -24,14 +26,14 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
                 for nic in host.nics:
                     if nic.kind != "roce" or nic.state != "up" or not nic.gids:
                         continue
-                    gid = next((g for g in nic.gids if g.index == int(value)), None)
+                    gid = next((g for g in nic.gids if g.index == index), None)
                     if gid and gid.version == "v2" and not gid.gid.lower().startswith("fe80"):
                         continue
                     yield _finding(
                         host,
                         nic,
                         name,
-                        int(value),
+                        index,
                         f"{gid.gid} ({gid.version})" if gid else "no GID",
                     )
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dynctl.checks.evidence import Evidence, Need
 from dynctl.checks.finding import Check, Finding, Severity
 from dynctl.checks.shell import root_line
+from dynctl.core.units import whole
 
 CODE = "sshd-startups-few"
 
@@ -15,7 +16,7 @@ _LEAST = 10
 def _judge(evidence: Evidence) -> Iterator[Finding]:
     for host in evidence.topology.hosts:
         text = host.sshd.max_startups
-        start = int(text.partition(":")[0]) if text and text.partition(":")[0].isdigit() else None
+        start = whole(text.partition(":")[0]) if text else None
         if start is None or start >= _LEAST or host.is_local:
             continue
         yield Finding(

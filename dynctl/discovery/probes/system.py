@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from dynctl.core.command import Completed
+from dynctl.core.units import whole
 from dynctl.discovery.facts import NetFacts, PythonFacts, SystemFacts
 from dynctl.discovery.probe import Probe, fail, text_of
 
@@ -150,21 +151,21 @@ def _integer(one: _One, key: str) -> int | None:
 def _effective_cpus(nominal: int, one: _One, every: _Rows) -> int:
     """The smallest of: CPUs online, CPUs in the affinity mask, quotas of this control group and those above it."""
     limits: list[float] = [nominal, _integer(one, "cpus_allowed") or nominal]
-    for _, values in every.get("cpu_max", []):
-        quota, _, period = values[0].partition(" ")
-        if quota.isdecimal() and period.strip().isdecimal() and int(period):
-            limits.append(int(quota) / int(period))
-    quota, period = _text(one, "cpu_quota"), _text(one, "cpu_period")
-    if quota.isdecimal() and period.isdecimal() and int(period):
-        limits.append(int(quota) / int(period))
+    told = [values[0].partition(" ")[::2] for _, values in every.get("cpu_max", [])]
+    told.append((_text(one, "cpu_quota"), _text(one, "cpu_period")))
+    for quota_text, period_text in told:
+        quota, period = whole(quota_text), whole(period_text.strip())
+        if quota is not None and period:
+            limits.append(quota / period)
     return max(1, int(min(limits)))
 
 
 def _effective_memory(nominal: int, every: _Rows) -> int:
     limits = [nominal] if nominal else []
     for _, values in every.get("memory_max", []):
-        if values[0].strip().isdecimal() and 0 < int(values[0]) < _MAX_MEMORY:
-            limits.append(int(values[0]))
+        limit = whole(values[0].strip())
+        if limit is not None and 0 < limit < _MAX_MEMORY:
+            limits.append(limit)
     return min(limits, default=0)
 
 

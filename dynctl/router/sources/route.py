@@ -5,6 +5,7 @@ IO: sockets.
 
 from dataclasses import dataclass, field, replace
 
+from dynctl.core.units import whole
 from dynctl.errors import UsageError
 from dynctl.http1.message import Header
 from dynctl.http1.upstream import (
@@ -69,12 +70,13 @@ def parse_url(url: str) -> tuple[Address, str]:
             return Address(path=path), ""
     if url.startswith("http://"):
         authority, _, prefix = url[7:].partition("/")
-        host, _, port = authority.rpartition(":")
+        host, _, text = authority.rpartition(":")
         if not host:
-            host, port = authority, "80"
-        if host and port.isdecimal() and 0 < int(port) < 65536 and "@" not in host:
+            host, text = authority, "80"
+        port = whole(text)
+        if host and port is not None and 0 < port < 65536 and "@" not in host:
             prefix = "/" + prefix.strip("/") if prefix.strip("/") else ""
-            return Address(host=host.strip("[]"), port=int(port)), prefix.removesuffix("/v1")
+            return Address(host=host.strip("[]"), port=port), prefix.removesuffix("/v1")
     raise UsageError(
         f"engine URL {url!r} is not understood", "write http://HOST:PORT or unix:/path/to.sock"
     )
