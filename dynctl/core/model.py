@@ -56,6 +56,8 @@ class Model:
     window_tokens: int = 0
     """How far back sliding-window (or chunked) layers look; 0: there are none."""
     num_window_layers: int = 0
+    kv_value_bytes: float = 2.0
+    """Bytes of one value of it, 1 for an 8-bit cache."""
     num_state_layers: int = 0
     """Linear-attention or state-space layers: a fixed state per sequence instead of KV per token."""
     state_bytes_per_sequence: int = 0

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from dynctl.core.engine_flags import kv_value_bytes_of
 from dynctl.core.hardware import Host, Topology
 from dynctl.core.inventory import DeploymentWish, HostEntry, Inventory
 from dynctl.core.model import Model
@@ -87,7 +88,8 @@ async def _fetch(wish: DeploymentWish, hosts: list[Host], fleet: Fan) -> tuple[b
 def _understand(wish: DeploymentWish, content: bytes, where: str) -> Model | None:
     config = _parse(wish, where, content)
     try:
-        return read_model(config, wish.model, _kv_dtype_bytes(wish), dict(wish.shape) or None)
+        kv_bytes = kv_value_bytes_of(wish.engine)
+        return read_model(config, wish.model, kv_bytes, dict(wish.shape) or None)
     except PlanError:
         if wish.pools:
             return None
@@ -126,8 +128,3 @@ def _parse(wish: DeploymentWish, where: str, content: bytes) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise PlanError(f"deployment {wish.name}: {where} is no JSON object")
     return config
-
-
-def _kv_dtype_bytes(wish: DeploymentWish) -> float:
-    """Bytes of one KV value, as the engine's flags set it."""
-    return 1.0 if dict(wish.engine.args).get("kv-cache-dtype", "").startswith("fp8") else 2.0

@@ -269,7 +269,14 @@ def with_own(found: Calibration, text: str, where: str) -> Calibration:
         }
         are_usable = all(0.01 < v < 100 for entry in factors.values() for v in entry.values())
         are_usable &= all(abs(e.extra_bytes) < e.total_bytes for e in beside.values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise PlanError(
             f"{where} is damaged or from another version: {clean(str(error), 120)}",
             f"calibrate again, or remove it: rm {where}",

@@ -5,19 +5,25 @@ Pure.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from enum import StrEnum
 from urllib.parse import urlsplit
 
+from dynctl.core.engine_flags import cpu_kv_gib
 from dynctl.core.hardware import Host
 from dynctl.core.inventory import DeploymentWish, HostEntry, PoolWish
 from dynctl.core.model import Model
 from dynctl.core.plan import MemorySheet, Parallelism, Pool, Replica, Role, Sourced
+from dynctl.core.text import clean
 from dynctl.core.units import GIB, format_bytes
-from dynctl.errors import PlanError
+from dynctl.errors import PlanError, UsageError
 from dynctl.planner.limits import declared, simulated_batched_tokens
 from dynctl.planner.memory import CPU_KV_BYTES, cpu_sheet, rank_tokens, unstartable
 from dynctl.planner.options import needed_tokens
 from dynctl.planner.placement import Allocation, matches
+from dynctl.sim.options import SimOptions
+
+_SIM_FLAGS = "correct engine.args; dynctl sim engine --help lists them"
 
 
 class Need(StrEnum):
@@ -58,10 +64,12 @@ def plan_free_engines(
     """Place replicas that need no GPU; return pools and reasons.
 
     Raises:
-        PlanError: when slots or URLs are missing, or a slot's memory is too small.
+        PlanError: when slots or URLs are missing, a slot's memory is too small, or a flag of simulated engines no number.
     """
     if need is Need.URL:
         return _external(wish, allocation), ["engines that already run are adopted where they are"]
+    if need is Need.NOTHING:
+        sim_options(wish.engine.args)
     pools: list[Pool] = []
     reasons: list[str] = []
     if not wish.pools:
@@ -154,8 +162,8 @@ def _preferred(hosts: Sequence[Host]) -> list[Host]:
 
 def kv_space_bytes(wish: DeploymentWish) -> int:
     """KV space a CPU engine is told to use: as its environment says (in GiB), else 1 GiB."""
-    text = dict(wish.engine.env).get("VLLM_CPU_KVCACHE_SPACE", "")
-    return int(float(text) * GIB) if text.replace(".", "", 1).isdigit() else CPU_KV_BYTES
+    space = cpu_kv_gib(wish.engine)
+    return CPU_KV_BYTES if space is None else space * GIB
 
 
 def _slot_sheet(
@@ -221,3 +229,31 @@ def _external(wish: DeploymentWish, allocation: Allocation) -> list[Pool]:
         mine.append(Replica(f"{wish.name}-{role.value}-{number}", role, host.name))
     # Of their sizes only the ranks matter to others: each has a cache of its own.
     return [Pool(role, Parallelism(dp=dp), tuple(found)) for (role, dp), found in replicas.items()]
+
+
+def sim_options(args: Sequence[tuple[str, str]]) -> SimOptions:
+    """The simulated engine's options from flags.
+
+    Raises:
+        PlanError: for a number that is none, or means nothing.
+    """
+    defaults = SimOptions()
+    given = {name.replace("-", "_"): text for name, text in args}
+    values: dict[str, object] = {}
+    for each in fields(SimOptions):
+        kind = type(getattr(defaults, each.name))
+        if each.name in given and kind in {int, float}:
+            try:
+                values[each.name] = kind(given[each.name])
+            except ValueError as error:
+                raise PlanError(
+                    f"engine flag {each.name.replace('_', '-')} is {clean(given[each.name], 40)!r}, which is no number",
+                    _SIM_FLAGS,
+                ) from error
+    found = SimOptions(**values)  # type: ignore[arg-type]
+    try:
+        found.check_numbers()
+    except UsageError as error:
+        said = error.message.removeprefix("--")
+        raise PlanError(f"engine flag {said}: {error.hint}", _SIM_FLAGS) from error
+    return found

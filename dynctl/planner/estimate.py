@@ -331,7 +331,7 @@ def _disaggregated(layout: Layout, work: Workload, rate_rps: float) -> Served:
     hit = hit_ratio(layout, work, 0.0)
     prompts = _prompts(prefill, work, hit, 0.0)
     num_bytes = work.isl_tokens * prefill.engine.kv_bytes_per_token
-    moving = TRANSFER_LATENCY_S + num_bytes / (layout.transfer_bytes_s * ETA_TRANSFER)
+    moving = transfer_s(num_bytes, layout.transfer_bytes_s)
     alone = decode.engine.decode_s(1, context)
     fixed = moving + prefill.engine.host_s
     servers = prefill.replicas * prefill.engine.stages
@@ -368,6 +368,11 @@ def _disaggregated(layout: Layout, work: Workload, rate_rps: float) -> Served:
         hit_ratio=hit,
         transfer_s=moving,
     )
+
+
+def transfer_s(num_bytes: float, bytes_s: float) -> float:
+    """Moving so much KV over a link of this rate that nobody else uses."""
+    return TRANSFER_LATENCY_S + num_bytes / (bytes_s * ETA_TRANSFER)
 
 
 def _seats(side: Side, rate_rps: float, life_s: float) -> Queue:

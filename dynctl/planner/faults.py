@@ -15,7 +15,7 @@ from dynctl.core.inventory import DeploymentWish, Inventory
 from dynctl.core.model import Model
 from dynctl.core.plan import MemorySheet, Parallelism, Plan, PlannedDeployment, Pool, Replica, Role
 from dynctl.core.text import is_name
-from dynctl.core.units import format_bytes
+from dynctl.core.units import format_bytes, whole
 from dynctl.errors import PlanError, UsageError
 from dynctl.inventory.problems import shown, suggest
 from dynctl.planner.calibration import Calibration
@@ -208,10 +208,9 @@ def _port_faults(ground: Ground) -> Iterator[Fault]:
                 use(at, replica.host_name, port, f"side channel of {replica.id}")
     for loc, deployment in _numbered(plan.deployments, ("deployments",)):
         router = deployment.router
-        port_text = router.listen.rpartition(":")[2]
-        if port_text.isdecimal() and int(port_text):
+        if listened := whole(router.listen.rpartition(":")[2]):
             at = (*loc, "router", "listen")
-            use(at, router.host_name, int(port_text), f"router of {deployment.name}")
+            use(at, router.host_name, listened, f"router of {deployment.name}")
     for (where, number), users in sorted(uses.items()):
         if len(users) > 1:
             names = " and ".join(dict.fromkeys(who for _, who in users))

@@ -14,10 +14,11 @@ from dynctl.core.plan import Estimate, Figure, Pool, Role
 from dynctl.core.units import format_number, format_seconds
 from dynctl.core.workload import Slo, Workload
 from dynctl.planner.calibration import Calibration
+from dynctl.planner.engines import sim_options
 from dynctl.planner.estimate import (
+    ETA_TRANSFER,
     DeclaredPace,
     Layout,
-    Pace,
     Side,
     by_rank,
     estimate,
@@ -30,30 +31,24 @@ from dynctl.planner.memory import MAX_BATCHED_TOKENS
 from dynctl.planner.options import max_sequences, pace_on
 from dynctl.planner.peaks import find_spec
 from dynctl.planner.placement import Group, kind_of
-from dynctl.planner.transfer import Fabric
-from dynctl.sim.scheduler import StepCosts
-
-SIM_TRANSFER_BYTES_S = 1e9
+from dynctl.planner.transfer import Fabric, rank_bytes_s
 
 
-def declared_pace(args: Mapping[str, str]) -> DeclaredPace | None:
-    """How fast a simulated engine pretends to be, by its flags; None when a flag is no number."""
-    try:
-        costs = StepCosts(
-            **{
-                field: float(args[flag])
-                for field in StepCosts.__slots__
-                if (flag := field.replace("_", "-")) in args
-            }
-        )
-    except ValueError:
-        return None
-    return DeclaredPace(
-        prefill_base_s=costs.prefill_base_ms / 1e3,
-        prefill_s_per_token=costs.prefill_us_per_token / 1e6,
-        step_s=costs.decode_ms / 1e3,
-        step_s_per_sequence=costs.decode_us_per_seq / 1e6,
+def declared_pace(args: Sequence[tuple[str, str]]) -> tuple[DeclaredPace, float]:
+    """How fast a simulated engine pretends to be, by its flags, and bytes per second of a pull.
+
+    Raises:
+        PlanError: when a flag is no number.
+    """
+    options = sim_options(args)
+    pace = DeclaredPace(
+        prefill_base_s=options.prefill_base_ms / 1e3,
+        prefill_s_per_token=options.prefill_us_per_token / 1e6,
+        step_s=options.decode_ms / 1e3,
+        step_s_per_sequence=options.decode_us_per_seq / 1e6,
+        kv_bytes_per_token=options.kv_bytes_per_token,
     )
+    return pace, options.kv_transfer_mbytes_s * 1e6
 
 
 def price(
@@ -93,8 +88,7 @@ def price(
     layout = Layout(
         _slowest(wish, [c.side for c in classes if c.role is Role.PREFILL]),
         _slowest(wish, [c.side for c in classes if c.role is Role.DECODE]),
-        # Ranks share the links of their engine.
-        speed.bytes_s / max(pool.parallelism.dp for pool in pools),
+        rank_bytes_s(speed, pools),
     )
     return _judged(wish, [layout], source)
 
@@ -146,12 +140,10 @@ def _slowest(wish: DeploymentWish, sides: Sequence[Side]) -> Side:
 def _price_simulated(
     wish: DeploymentWish, pools: Sequence[Pool]
 ) -> tuple[Estimate | None, list[str]]:
-    declared = declared_pace(dict(wish.engine.args))
-    if declared is None:
-        return None, ["not estimated: a speed flag of the simulated engine is no number"]
+    pace, pull_bytes_s = declared_pace(wish.engine.args)
     bound = max_sequences(wish, None, 1)
 
-    def side(role: Role, pace: Pace) -> Side:
+    def side(role: Role) -> Side:
         mine = [pool for pool in pools if pool.role is role]
         step = min(
             int(p.max_num_batched_tokens.value) if p.max_num_batched_tokens else MAX_BATCHED_TOKENS
@@ -162,11 +154,10 @@ def _price_simulated(
         return Side(pace, num, bound, max_num_batched_tokens=step)
 
     if any(pool.role is Role.PREFILL for pool in pools):
-        layout = Layout(
-            side(Role.PREFILL, declared), side(Role.DECODE, declared), SIM_TRANSFER_BYTES_S
-        )
+        # What it declares it has in full, unlike a network.
+        layout = Layout(side(Role.PREFILL), side(Role.DECODE), pull_bytes_s / ETA_TRANSFER)
     else:
-        layout = Layout(side(Role.AGGREGATED, declared))
+        layout = Layout(side(Role.AGGREGATED))
     return _judged(wish, [layout], "declared: the simulated engine's flags")
 
 

@@ -5,10 +5,12 @@ Not here: which pieces of prompts serve a workload best (`choosing`), argv (`age
 Pure.
 """
 
+from dynctl.core.engine_flags import count_of, memory_share_of
 from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
 from dynctl.core.plan import ENGINE_DEFAULT, Role, Sourced
 from dynctl.core.units import GIB
+from dynctl.errors import PlanError
 from dynctl.planner.calibration import Calibration
 from dynctl.planner.memory import BLOCK_TOKENS, MAX_BATCHED_TOKENS, MAX_NUM_SEQS, Room
 from dynctl.planner.placement import GpuKind
@@ -36,8 +38,8 @@ def declared(wish: DeploymentWish, key: str) -> Sourced | None:
     value = getattr(wish.limits, key)
     if value is not None:
         return Sourced(value, DECLARED)
-    text = dict(wish.engine.args).get(_FLAGS[key], "")
-    return Sourced(int(text), "declared in engine.args") if text.isdigit() and int(text) else None
+    count = count_of(wish.engine, _FLAGS[key])
+    return Sourced(count, "declared in engine.args") if count else None
 
 
 def max_num_seqs(wish: DeploymentWish) -> Sourced:
@@ -57,9 +59,9 @@ def memory_share(wish: DeploymentWish) -> Sourced:
     """Share of each GPU's memory one engine takes."""
     if wish.limits.gpu_memory_utilization != MEMORY_SHARE:
         return Sourced(wish.limits.gpu_memory_utilization, DECLARED)
-    text = dict(wish.engine.args).get("gpu-memory-utilization", "")
-    if text.replace(".", "", 1).isdigit() and 0 < float(text) <= 1:
-        return Sourced(float(text), "declared in engine.args")
+    share = memory_share_of(wish.engine)
+    if share is not None:
+        return Sourced(share, "declared in engine.args")
     return Sourced(MEMORY_SHARE, "default: a tenth stays free")
 
 
@@ -81,7 +83,52 @@ def max_model_len(
     room = kv_tokens * 9 // 10
     if model.max_len_tokens <= room:
         return Sourced(model.max_len_tokens, "default: the model's own limit")
+    typical = wish.workload.isl_tokens + wish.workload.osl_tokens
+    if room < typical <= kv_tokens:
+        return Sourced(
+            typical, "modelled: a typical request, of which the KV cache holds no second"
+        )
     return Sourced(max(1, room), "modelled: 90 % of what the KV cache holds")
+
+
+def refuse_length(wish: DeploymentWish, model: Model | None) -> None:
+    """Refuse a workload whose typical request no engine takes: all that the plan says would be of requests that fail.
+
+    Raises:
+        PlanError: naming the limit.
+    """
+    work, limit = wish.workload, _longest(wish, model)
+    if limit is not None and limit.value < work.isl_tokens + work.osl_tokens:
+        raise PlanError(
+            f"deployment {wish.name}: a typical request has {work.isl_tokens} prompt and {work.osl_tokens} answer tokens, "
+            f"its engines take {int(limit.value)} ({limit.source})",
+            "correct workload.isl_tokens and osl_tokens, or raise limits.max_model_len_tokens where the model allows it",
+        )
+
+
+def _longest(wish: DeploymentWish, model: Model | None) -> Sourced | None:
+    """Tokens of the longest request; None: not known before engines run."""
+    found = declared(wish, "max_model_len_tokens")
+    if found is not None:
+        return found
+    if wish.engine.kind == "sim":
+        return Sourced(_SIM.max_model_len, "default of the simulated engine")
+    if model is None or not model.max_len_tokens:
+        return None
+    return Sourced(model.max_len_tokens, "the model's own limit")
+
+
+def about_length(wish: DeploymentWish, model: Model | None) -> list[str]:
+    """What a context longer than the model was made for means."""
+    found = declared(wish, "max_model_len_tokens")
+    if found is None or model is None or not 0 < model.max_len_tokens < found.value:
+        return []
+    return [
+        (
+            f"max-model-len {int(found.value)} is beyond the {model.max_len_tokens} tokens of the model's config.json: vLLM does not "
+            "start so unless its positions are stretched (engine.args: hf-overrides)"
+        )
+    ]
 
 
 def default_batched_tokens(memory_bytes: int, gpu_name: str) -> int:

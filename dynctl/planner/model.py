@@ -175,6 +175,7 @@ class _Reader:
             weight_bytes=sum(part.num_bytes for part in parts),
             dtype_bytes=self._dtype_bytes(by_name),
             kv_bytes_per_token=int(latent * (layers - len(state_layers)) * kv_dtype_bytes),
+            kv_value_bytes=kv_dtype_bytes,
             max_len_tokens=self._count("max_position_embeddings", 0),
             num_experts=experts,
             num_experts_per_token=active,

@@ -274,7 +274,7 @@ def _loop(wish: DeploymentWish, each: _Engines, users: float) -> Loop:
 
 def _common(wish: DeploymentWish, each: _Engines) -> dict[str, Any]:
     work = wish.workload
-    is_small = dict(wish.engine.args).get("kv-cache-dtype", "").startswith("fp8")
+    is_small = each.pace.model.kv_value_bytes < 2
     return {
         **({"kvcache_quant_mode": "fp8"} if is_small else {}),
         "system_name": SYSTEMS[each.pace.spec.name],

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from dynctl.core.engine_flags import flag_faults
 from dynctl.core.hardware import Host
 from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
@@ -84,12 +85,12 @@ class Misfit:
 
 def needed_tokens(wish: DeploymentWish) -> int:
     """KV one engine must at least hold: its longest request."""
-    work = wish.workload
-    return wish.limits.max_model_len_tokens or work.isl_tokens + work.osl_tokens
+    longest = declared(wish, "max_model_len_tokens")
+    return int(longest.value) if longest else wish.workload.isl_tokens + wish.workload.osl_tokens
 
 
 def check_wishes(wish: DeploymentWish) -> None:
-    """Refuse workloads and goals that mean nothing.
+    """Refuse workloads, goals and flags that mean nothing.
 
     Raises:
         PlanError: naming the key.
@@ -115,6 +116,9 @@ def check_wishes(wish: DeploymentWish) -> None:
             "of which each takes one",
             "raise limits.max_num_batched_tokens or lower limits.max_num_seqs",
         )
+    if fault := next(flag_faults(wish.engine, wish.limits), None):
+        where = f"deployment {wish.name}: engine.{fault.key[0]}.{fault.key[1]}"
+        raise PlanError(f"{where}: {fault.text}", fault.hint)
     if not 0 <= work.shared_prefix_ratio <= 1:
         raise PlanError(
             f"deployment {wish.name}: workload.shared_prefix_ratio is {work.shared_prefix_ratio}",
@@ -403,7 +407,9 @@ def refuse_fit(
         change += ", so would fp8 weights"
     held = max(each.held_tokens for each in misfits)
     if held:
-        key = "limits.max_model_len_tokens" if wish.limits.max_model_len_tokens else "requests"
+        key = (
+            "limits.max_model_len_tokens" if declared(wish, "max_model_len_tokens") else "requests"
+        )
         change += f"; or {key} of at most {held} tokens"
     return PlanError(
         f"deployment {wish.name}: {model.name} ({format_bytes(model.weight_bytes)} of weights) fits no layout; "

@@ -6,7 +6,7 @@ Pure: an Allocation lives inside one planning run.
 
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -65,7 +65,7 @@ class Group:
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """Order names as people do: gpu-2 before gpu-10."""
     return tuple(
-        (0, int(part), "") if part.isdigit() else (1, 0, part)
+        (0, int(part), "") if part.isdecimal() else (1, 0, part)
         for part in re.split(r"(\d{1,12})", name)
         if part
     )
@@ -138,9 +138,18 @@ class Allocation:
         found = {kind_of(gpu) for host in hosts for gpu in self._free(host)}
         return tuple(sorted(found, key=lambda kind: (-kind.memory_bytes, kind.name)))
 
-    def num_free(self, hosts: Sequence[Host]) -> int:
-        """How many GPUs are still to be had."""
-        return sum(self._num_free[host.name] for host in hosts)
+    def num_free(self, hosts: Sequence[Host], kinds: Collection[GpuKind] | None = None) -> int:
+        """How many GPUs are still to be had, of some kinds; None: of any."""
+        if kinds is None:
+            return sum(self._num_free[host.name] for host in hosts)
+        return sum(kind_of(gpu) in kinds for host in hosts for gpu in self._free(host))
+
+    def open_to(self, host: Host, own: Iterable[Group]) -> tuple[int, ...]:
+        """Positions of a host's GPUs that one deployment may have: those that are free, and its own groups'."""
+        mine = {i for group in own if group.host.name == host.name for i in group.positions}
+        taken = self._taken[host.name] - mine
+        free = (i for i, gpu in enumerate(host.gpus) if gpu.state is GpuState.FREE)
+        return tuple(i for i in free if i not in taken)
 
     def _free(self, host: Host) -> list[Gpu]:
         return [

@@ -31,7 +31,7 @@ from dynctl.planner.placement import (
     natural,
     replica_on,
 )
-from dynctl.planner.spanning import about_domains, better_elsewhere, over_hosts
+from dynctl.planner.spanning import OpenGpus, about_domains, better_elsewhere, over_hosts
 from dynctl.planner.transfer import Fabric
 from dynctl.planner.verdict import why_chosen
 
@@ -49,6 +49,16 @@ class Ground:
     advanced: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What a layout was chosen with."""
+
+    options: tuple[Option, ...]
+    pricer: Pricer | None
+    """None: nothing is known of how fast the GPUs are."""
+    hosts: tuple[Host, ...]
+
+
 @dataclass(slots=True)
 class Draft:
     """One deployment while its parts come together."""
@@ -59,6 +69,8 @@ class Draft:
     groups: dict[Role, list[Group]] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
     trail: Trail = field(default_factory=Trail)
+    search: Search | None = None
+    """None: the inventory fixes the pools, or no GPU is used."""
 
 
 def gpu_hosts(wish: DeploymentWish, allocation: Allocation) -> tuple[Host, ...]:
@@ -99,6 +111,7 @@ def searched_pools(draft: Draft, ground: Ground, hosts: Sequence[Host]) -> None:
     trail.misfits = misfits
     if not options:
         raise _no_option(wish, model, ground, hosts, misfits)
+    pricer: Pricer | None = None
     if all(option.pace is None for option in options):
         option = min(options, key=lambda o: (o.size, o.kind))
         part = Part(Role.AGGREGATED, option, 1, option.groups)
@@ -113,14 +126,28 @@ def searched_pools(draft: Draft, ground: Ground, hosts: Sequence[Host]) -> None:
         settle(trail, choice)
         draft.reasons += why_chosen(wish, model, trail, ground.fabric, ground.calibration)
         draft.reasons += _about_pairs(draft)
-        draft.reasons += better_elsewhere(pricer, model, options, trail, hosts)
-        used = {group.host.name for groups in draft.groups.values() for group in groups}
-        draft.reasons += about_domains(hosts, used)
-    free = ground.allocation.num_free(hosts)
+    draft.search = Search(tuple(options), pricer, tuple(hosts))
+
+
+def about_the_rest(draft: Draft, ground: Ground) -> list[str]:
+    """What is true of a searched layout only once all deployments are placed: what would bear more, what stays free."""
+    search = draft.search
+    if search is None:
+        return []
+    mine = [group for groups in draft.groups.values() for group in groups]
+    reasons = []
+    if search.pricer is not None:
+        open_to = ground.allocation.open_to
+        room = OpenGpus(search.hosts, {h.name: open_to(h, mine) for h in search.hosts})
+        model = _known_model(draft)
+        reasons += better_elsewhere(search.pricer, model, search.options, draft.trail, room)
+        reasons += about_domains(search.hosts, {group.host.name for group in mine})
+    free = ground.allocation.num_free(search.hosts, {option.kind for option in search.options})
     if free:
-        draft.reasons.append(
+        reasons.append(
             f"{free} GPUs stay free: raise workload.rate_rps, tighten slo, or write pools: to use them"
         )
+    return reasons
 
 
 def _no_option(

@@ -80,6 +80,8 @@ class Priced:
 
     feasible: bool
     reason: str = ""
+    hint: str = ""
+    """The nearest change, of one that is not feasible."""
     note: str = ""
     """What to know of a feasible one; empty: nothing."""
     ttft_ms: Figure | None = None
@@ -103,12 +105,14 @@ def price_engine(query: Query) -> Priced:
         query.model, query.spec, query.spec.name
     )
     if refusal:
-        return Priced(False, refusal)
+        return Priced(False, refusal, "name other sizes, or another model or GPU")
     memory = memory_of(query)
     needed = query.workload.isl_tokens + query.workload.osl_tokens
     if rank_tokens(memory, query.parallelism) < needed:
         reason = f"{_short(query, memory, needed)}; {_nearest(query, needed)}"
-        return Priced(False, reason, memory=memory)
+        return Priced(
+            False, reason, "more GPUs, smaller weights, or shorter requests", memory=memory
+        )
     priced = _looped if query.concurrency is not None else _arriving
     return replace(priced(query, engine_of(query), memory), note=_note(query.model, needed))
 
@@ -300,6 +304,7 @@ def _arriving(query: Query, engine: Engine, memory: MemorySheet) -> Priced:
         return Priced(
             False,
             f"{work.rate_rps:g} req/s is more than it serves ({served.limit} binds): at most {format_number(most)} req/s",
+            "a lower rate, more GPUs, or shorter requests",
             memory=memory,
         )
     source = f"{engine.source}; arrivals at random, {work.rate_rps:g} req/s"

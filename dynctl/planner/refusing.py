@@ -47,18 +47,20 @@ def _too_much(
 ) -> PlanError:
     wanted = wish.workload.rate_rps
     if apart > together:
-        most, gpus, what = apart, num_apart, name
+        most, what = apart, name
+        would_do = math.ceil(wanted / apart * num_apart)
     else:
         able = [(o, rate) for o, rate in rates if rate > 0]
         option, rate = max(able, key=lambda each: each[1] * len(each[0].groups))
-        most, gpus = together, len(option.groups) * option.size
+        most = together
+        would_do = math.ceil(wanted / rate - 1e-9) * option.size
         what = f"{len(option.groups)} × {option.name}"
         if together > rate * len(option.groups) * 1.001:
             what += " and the other kinds beside it"
     return PlanError(
         f"deployment {wish.name}: {wanted:g} req/s is more than the free GPUs serve within the goals: "
         f"at most {format_number(most)} req/s with {what}",
-        f"about {math.ceil(wanted / most * gpus)} such GPUs would do, or workload.rate_rps {_floor(most)}, or looser slo",
+        f"about {would_do} such GPUs would do, or workload.rate_rps {_floor(most)}, or looser slo",
     )
 
 

@@ -26,10 +26,25 @@ from dynctl.planner.choosing import Trail
 from dynctl.planner.digest import with_digest
 from dynctl.planner.engines import Need, need_of, plan_free_engines
 from dynctl.planner.forecast import price
-from dynctl.planner.limits import block_size, declared, max_model_len, max_num_seqs, memory_share
+from dynctl.planner.limits import (
+    about_length,
+    block_size,
+    declared,
+    max_model_len,
+    max_num_seqs,
+    memory_share,
+    refuse_length,
+)
 from dynctl.planner.memory import rank_tokens
 from dynctl.planner.placement import Allocation, left_out, natural
-from dynctl.planner.pools import Draft, Ground, explicit_pools, gpu_hosts, searched_pools
+from dynctl.planner.pools import (
+    Draft,
+    Ground,
+    about_the_rest,
+    explicit_pools,
+    gpu_hosts,
+    searched_pools,
+)
 from dynctl.planner.transfer import Fabric
 from dynctl.planner.verdict import judge
 
@@ -69,6 +84,8 @@ def make_plan(
     )
     allocation = ground.allocation
     drafts = [_draft(wish, models.get(wish.name), ground) for wish in inventory.deployments]
+    for draft in drafts:
+        draft.reasons += about_the_rest(draft, ground)
     if trails is not None:
         trails.update({draft.wish.name: draft.trail for draft in drafts})
     deployments: list[PlannedDeployment] = []
@@ -87,6 +104,7 @@ def make_plan(
 
 def _draft(wish: DeploymentWish, model: Model | None, ground: Ground) -> Draft:
     sizes.check_wishes(wish)
+    refuse_length(wish, model)
     _check_roles(wish)
     draft = Draft(wish, model)
     need = need_of(wish)
@@ -154,7 +172,8 @@ def _finish(draft: Draft, router: RouterPlan, ground: Ground) -> PlannedDeployme
         wish, draft.model, draft.pools, draft.groups, ground.fabric, ground.calibration
     )
     verdict = judge(draft.pools)
-    reasons = [*draft.reasons, *priced, *left_out(allocation.hosts if draft.groups else ())]
+    reasons = [*draft.reasons, *priced, *about_length(wish, draft.model)]
+    reasons += left_out(allocation.hosts if draft.groups else ())
     host = next(h for h in allocation.hosts if h.name == router.host_name)
     if wish.router.host is None and len(allocation.hosts) > 1:
         reasons.append(_why_router(host, allocation))

@@ -7,10 +7,10 @@ Not here: layouts that can be chosen (`options`, `layouts`).
 Pure.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dynctl.core.hardware import GpuState, Host
+from dynctl.core.hardware import Host
 from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
 from dynctl.core.plan import Parallelism
@@ -193,6 +193,23 @@ def _tokens(
 
 
 @dataclass(frozen=True, slots=True)
+class OpenGpus:
+    """The GPUs one deployment may have, were it laid out otherwise: what others took is not among them."""
+
+    hosts: tuple[Host, ...]
+    positions: Mapping[str, tuple[int, ...]]
+    """In `host.gpus`, by host."""
+
+    def of(self, host: Host, kind: GpuKind) -> tuple[int, ...]:
+        """Positions of a kind's GPUs on a host."""
+        return tuple(i for i in self.positions[host.name] if kind_of(host.gpus[i]) == kind)
+
+    def worst_link(self, host: Host, kind: GpuKind) -> str | None:
+        """The slowest link between these."""
+        return Group(host, self.of(host, kind)).worst_link()
+
+
+@dataclass(frozen=True, slots=True)
 class _Idea:
     """An engine that is not chosen, with its worst link; where it would be, if over hosts: not startable then."""
 
@@ -207,7 +224,7 @@ def better_elsewhere(
     model: Model,
     options: Sequence[Option],
     trail: Trail,
-    hosts: Sequence[Host],
+    room: OpenGpus,
 ) -> list[str]:
     """Mention data and expert parallel layouts, and engines over an NVLink domain, that would bear clearly more per GPU."""
     if trail.chosen is None or not trail.chosen.num_gpus:
@@ -216,7 +233,7 @@ def better_elsewhere(
     ideas = [
         idea
         for kind in dict.fromkeys(option.kind for option in options)
-        for idea in (*_parallel_inside(model, kind, hosts), *_over_domains(model, kind, hosts))
+        for idea in (*_parallel_inside(model, kind, room), *_over_domains(model, kind, room))
     ]
     found = [(_rate_per_gpu(pricer, model, idea), idea) for idea in ideas]
     if not found:
@@ -240,35 +257,30 @@ def _request(parallelism: Parallelism) -> str:
     return f"pools: with {', '.join(f'{name}: {size}' for name, size in sizes_of.items())}"
 
 
-def _parallel_inside(model: Model, kind: GpuKind, hosts: Sequence[Host]) -> Iterator[_Idea]:
+def _parallel_inside(model: Model, kind: GpuKind, room: OpenGpus) -> Iterator[_Idea]:
     """Data and expert parallel engines of a MoE model inside one host."""
-    largest = max(_num_of(host, kind) for host in hosts)
+    largest = max(len(room.of(host, kind)) for host in room.hosts)
     for tp in (1, 2, 4) if model.num_experts else ():
         for dp in (2, 4, 8):
             if tp * dp <= largest and legal_tp(model, tp):
-                able = [host for host in hosts if _num_of(host, kind) >= tp * dp]
-                yield _Idea(kind, Parallelism(tp, 1, dp, tp * dp), _worst_link(able[0], kind), "")
+                able = next(h for h in room.hosts if len(room.of(h, kind)) >= tp * dp)
+                link = room.worst_link(able, kind)
+                yield _Idea(kind, Parallelism(tp, 1, dp, tp * dp), link, "")
 
 
-def _over_domains(model: Model, kind: GpuKind, hosts: Sequence[Host]) -> Iterator[_Idea]:
+def _over_domains(model: Model, kind: GpuKind, room: OpenGpus) -> Iterator[_Idea]:
     """Engines larger than a host, tensor parallel and for MoE models also data and expert parallel."""
-    for domain in nvlink_domains(hosts):
-        sizes = [_num_of(host, kind) for host in domain.hosts]
+    for domain in nvlink_domains(room.hosts):
+        able = [host for host in domain.hosts if room.of(host, kind)]
+        if len(able) < 2:
+            continue
+        sizes = [len(room.of(host, kind)) for host in able]
         where = f" over several of the {len(sizes)} hosts of one NVLink domain"
-        link = min((_worst_link(h, kind) for h in domain.hosts), key=link_rank)
+        link = min((room.worst_link(host, kind) for host in able), key=link_rank)
         for tp in (1, 2, 4, 8, 16):
             for dp in (1, 2, 4, 8, 16, 32) if model.num_experts else (1,):
                 if max(sizes) < tp * dp <= sum(sizes) and legal_tp(model, tp):
                     yield _Idea(kind, Parallelism(tp, 1, dp, tp * dp if dp > 1 else 1), link, where)
-
-
-def _worst_link(host: Host, kind: GpuKind) -> str | None:
-    places = tuple(i for i, gpu in enumerate(host.gpus) if kind_of(gpu) == kind)
-    return Group(host, places).worst_link()
-
-
-def _num_of(host: Host, kind: GpuKind) -> int:
-    return sum(gpu.state is GpuState.FREE and kind_of(gpu) == kind for gpu in host.gpus)
 
 
 def _rate_per_gpu(pricer: Pricer, model: Model, idea: _Idea) -> float:

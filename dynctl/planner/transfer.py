@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from dynctl.core.hardware import Host, Topology
 from dynctl.core.links import LinkKind, LinkMeasurement
+from dynctl.core.plan import Pool
 from dynctl.planner.grouping import num_nvlinks
 from dynctl.planner.peaks import GpuSpec, find_spec
 from dynctl.planner.placement import Group, near_nics
@@ -38,6 +39,11 @@ class Speed:
 
 
 ASSUMED = Speed(ETHERNET_BYTES_S, "assumed: 10 Gb/s, the link rate is unknown")
+
+
+def rank_bytes_s(speed: Speed, pools: Iterable[Pool]) -> float:
+    """What one rank has of it: data-parallel ranks share the links of their engine, at the end that has more of them."""
+    return speed.bytes_s / max(pool.parallelism.dp for pool in pools)
 
 
 class Fabric:
@@ -179,9 +185,9 @@ def inside_host(group: Group) -> Speed:
 def outside(group: Group) -> Speed:
     """Out of a group's host: the RDMA devices nearest to its GPUs, else its share of all, else plain Ethernet."""
     rates = {nic.name: nic.rate_bits_s or 0 for nic in group.host.nics if nic.state == "up"}
-    near = sum(rates.get(name, 0) for name in near_nics(group))
+    near = [rate for name in near_nics(group) if (rate := rates.get(name))]
     if near:
-        return Speed(near / 8, f"nominal: RDMA on {len(near_nics(group))} near NICs")
+        return Speed(sum(near) / 8, f"nominal: RDMA on {len(near)} near NICs")
     return _by_host(group.host, len(group.positions))
 
 

@@ -14,8 +14,11 @@ from dynctl.core.units import format_bytes, format_number, format_seconds
 from dynctl.planner.calibration import Calibration
 from dynctl.planner.choosing import Trail
 from dynctl.planner.estimate import (
+    ETA_TRANSFER,
+    TRANSFER_LATENCY_S,
     Layout,
     max_rate_rps,
+    transfer_s,
 )
 from dynctl.planner.layouts import Choice
 from dynctl.planner.limits import default_batched_tokens
@@ -114,10 +117,12 @@ def _about_links(wish: DeploymentWish, chosen: Choice, fabric: Fabric) -> list[s
     if speed is None or pace is None:
         return []
     num_bytes = wish.workload.isl_tokens * pace.kv_bytes_per_token
+    moving_s = transfer_s(num_bytes, speed.bytes_s)
     found = [
         (
             f"KV of a prompt is {format_bytes(num_bytes)} and moves at {format_number(speed.bytes_s / 1e9)} GB/s "
-            f"({speed.how}): about {format_seconds(num_bytes / speed.bytes_s)}"
+            f"({speed.how}): about {format_seconds(moving_s)} "
+            f"at {ETA_TRANSFER:.0%} of that, with {TRANSFER_LATENCY_S * 1e3:g} ms to set it up"
         )
     ]
     if chosen.where == "over hosts" and not speed.is_measured:

@@ -4,8 +4,7 @@ Not here: replaying (`simulate`).
 Pure.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import DeploymentWish
@@ -14,14 +13,14 @@ from dynctl.core.plan import PlannedDeployment, Pool, Role, Sourced
 from dynctl.core.workload import Workload
 from dynctl.errors import PlanError
 from dynctl.planner.calibration import Calibration, shipped
-from dynctl.planner.estimate import Pace, RankPace
+from dynctl.planner.engines import sim_options
+from dynctl.planner.estimate import ETA_TRANSFER, Pace, RankPace
 from dynctl.planner.memory import BLOCK_TOKENS, MAX_BATCHED_TOKENS, MAX_NUM_SEQS, rank_tokens
 from dynctl.planner.options import pace_on
 from dynctl.planner.placement import kind_of, replica_groups
-from dynctl.planner.transfer import Fabric
+from dynctl.planner.transfer import Fabric, rank_bytes_s
 from dynctl.planner.virtual import VirtualEngineSpec
 from dynctl.router.sources.split import worker_ids
-from dynctl.sim.options import SimOptions
 from dynctl.sim.scheduler import StepCosts
 
 _BATCH = 32
@@ -81,7 +80,8 @@ def virtual_deployment(
         for role in (Role.PREFILL, Role.DECODE)
     }
     speed = Fabric.of(topology).worst(by_role[Role.PREFILL], by_role[Role.DECODE])
-    return VirtualDeployment(tuple(engines), speed.bytes_s, host_s, "modelled engines")
+    bytes_s = rank_bytes_s(speed, planned.pools) * ETA_TRANSFER
+    return VirtualDeployment(tuple(engines), bytes_s, host_s, "modelled engines")
 
 
 def _specs(
@@ -164,25 +164,3 @@ def _declared(planned: PlannedDeployment, wish: DeploymentWish) -> VirtualDeploy
     )
     bytes_s = options.kv_transfer_mbytes_s * 1e6
     return VirtualDeployment(engines, bytes_s, None, "the simulated engine's flags")
-
-
-def sim_options(args: Sequence[tuple[str, str]]) -> SimOptions:
-    """The simulated engine's options from flags.
-
-    Raises:
-        PlanError: for a number that is none.
-    """
-    defaults = SimOptions()
-    given = {name.replace("-", "_"): text for name, text in args}
-    values: dict[str, object] = {}
-    for each in fields(SimOptions):
-        kind = type(getattr(defaults, each.name))
-        if each.name in given and kind in {int, float}:
-            try:
-                values[each.name] = kind(given[each.name])
-            except ValueError as error:
-                raise PlanError(
-                    f"engine flag {each.name.replace('_', '-')} is {given[each.name]!r}, which is no number",
-                    "correct engine.args",
-                ) from error
-    return SimOptions(**values)  # type: ignore[arg-type]

@@ -19,10 +19,11 @@ from dynctl.planner.grouping import nvlink_islands
 from dynctl.planner.peaks import SPECS, find_spec
 from dynctl.planner.placement import natural
 
-_MORE = re.compile(r"^([+-])\s*(\d{1,5})\s*(?:[x×]\s*)?([A-Za-z][\w.-]*)$")
+_MORE = re.compile(r"^([+-])\s*([0-9]{1,5})\s*(?:[x×]\s*)?([A-Za-z][\w.-]*)$")
 _HOST = re.compile(r"^-\s*([A-Za-z][\w.-]*)$")
-_FIGURE = re.compile(r"^([a-z]+)\s+([x×])?\s*(\d+(?:\.\d+)?)$")
+_FIGURE = re.compile(r"^([a-z]+)\s+([x×])?\s*([0-9]{1,12}(?:\.[0-9]{1,12})?)$")
 _KV = re.compile(r"^kv\s+(fp8|bf16)$")
+_KV_FLAGS = {"fp8": "fp8", "bf16": "bfloat16"}
 _PER_HOST = 8
 KEYS = "rate, isl, osl, prefix, ttft and itl take a value or a factor (x1.5)"
 _HINT = f"write '+2 h100', '-2 h100', '-HOST', 'rate x1.5', 'kv fp8'; {KEYS}"
@@ -200,17 +201,19 @@ def _without(case: Case, name: str) -> Case:
 def _kv(case: Case, kind: str) -> Case:
     """Another type of the KV cache, for every deployment whose model is known."""
     models: dict[str, Model | None] = dict(case.models)
+    value_bytes = 1.0 if kind == "fp8" else 2.0
     wishes = []
     for wish in case.inventory.deployments:
         args = dict(wish.engine.args)
-        was_8_bit = args.get("kv-cache-dtype", "").startswith("fp8")
         model = models.get(wish.name)
-        if model is not None and was_8_bit != (kind == "fp8"):
-            factor = 0.5 if kind == "fp8" else 2.0
+        if model is not None:
+            factor = value_bytes / model.kv_value_bytes
             models[wish.name] = replace(
-                model, kv_bytes_per_token=int(model.kv_bytes_per_token * factor)
+                model,
+                kv_bytes_per_token=int(model.kv_bytes_per_token * factor),
+                kv_value_bytes=value_bytes,
             )
-        args["kv-cache-dtype"] = kind
+        args["kv-cache-dtype"] = _KV_FLAGS[kind]
         wishes.append(replace(wish, engine=replace(wish.engine, args=tuple(args.items()))))
     return replace(
         case, inventory=replace(case.inventory, deployments=tuple(wishes)), models=models

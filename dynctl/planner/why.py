@@ -16,6 +16,7 @@ from dynctl.planner.calibration import Calibration, shipped
 from dynctl.planner.choosing import Considered, Trail, ratio_rows
 from dynctl.planner.estimate import ETA_TRANSFER, Pace
 from dynctl.planner.layouts import Choice, Pricer
+from dynctl.planner.limits import memory_share
 from dynctl.planner.trace import BURSTY_CV, TraceFacts
 from dynctl.planner.transfer import Fabric
 
@@ -174,7 +175,7 @@ def _larger(model: Model | None, card_bytes: int, wish: DeploymentWish) -> Fact:
     name = "model larger than one card"
     if model is None:
         return Fact(name, None, "the model's shape is not known")
-    usable = card_bytes * wish.limits.gpu_memory_utilization
+    usable = card_bytes * memory_share(wish).value
     return Fact(
         name,
         model.weight_bytes > usable,

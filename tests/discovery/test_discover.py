@@ -171,7 +171,8 @@ def test_this_machine_is_described_for_real():
 
 
 def inventory_of(entries, **change):
-    wish = DeploymentWish("chat", "/m/llama", EngineSpec("vllm"), **change)
+    engine = change.pop("engine", EngineSpec("vllm"))
+    wish = DeploymentWish("chat", "/m/llama", engine, **change)
     return Inventory("lab", tuple(entries), (wish,))
 
 
@@ -213,6 +214,22 @@ def test_a_model_that_cannot_be_read_names_host_and_path(files, said):
 
     assert caught.value.exit_code is ExitCode.REFUSED
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("args", "num_bytes"),
+    [((), 1), ((("kv_cache_dtype", "auto"),), 1), ((("kv_cache_dtype", "bfloat16"),), 2)],
+)
+def test_a_plan_takes_the_cache_to_be_as_wide_as_the_engine_will(args, num_bytes):
+    """Engines follow what a checkpoint declares where no flag says otherwise, and so does `dynctl estimate`."""
+    quant = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    content = json.dumps({**LLAMA, "quantization_config": quant}).encode()
+    found = models_of(
+        {"a": {"/m/llama/config.json": content}}, engine=EngineSpec("vllm", args=args)
+    )
+
+    assert found["chat"].kv_value_bytes == num_bytes
+    assert found["chat"].kv_bytes_per_token == num_bytes * 2 * 32 * 8 * 128
 
 
 def test_an_unknown_architecture_is_let_through_where_pools_are_written():

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynctl.core.inventory import EngineSpec, PoolWish
+from dynctl.core.inventory import EngineSpec, Limits, PoolWish
 from dynctl.core.plan import Parallelism, Role
 from dynctl.core.units import GIB
 from dynctl.core.workload import Slo, Workload
@@ -58,15 +58,16 @@ def test_ranks_of_a_dense_model_are_priced_as_engines_of_their_own(build):
 
 
 def test_a_request_has_to_fit_one_rank_whatever_all_hold_together(build):
-    host, work = build.host("a", 4, "a100-40", "NV4"), Workload(180_000, 100, 0.01)
+    host = build.host("a", 4, "a100-40", "NV4")
+    long = {"workload": Workload(100_000, 100, 0.01), "limits": Limits(gpu_memory_utilization=0.7)}
     with pytest.raises(PlanError) as one:
-        planned(build, host, "llama-8b", (AGG, 1, (1,)), workload=work)
+        planned(build, host, "llama-8b", (AGG, 1, (1,)), **long)
     with pytest.raises(PlanError) as two:
-        planned(build, host, "llama-8b", (AGG, 1, (1, 1, 2)), workload=work)
+        planned(build, host, "llama-8b", (AGG, 1, (1, 1, 2)), **long)
 
     assert "tp1 on NVIDIA A100-SXM4-40GB needs" in one.value.message
     assert "dp2 on NVIDIA A100-SXM4-40GB needs" in two.value.message
-    planned(build, host, "llama-8b", (AGG, 1, (2,)), workload=work)
+    planned(build, host, "llama-8b", (AGG, 1, (2,)), **long)
 
 
 def test_the_longest_request_is_what_one_rank_holds(build):
@@ -224,3 +225,18 @@ def test_a_rank_has_its_own_queue_and_shares_of_what_the_engine_holds():
     two = max_rate_rps(Layout(by_rank(Side(pace, 1, 1e9), 2)), work, Slo())
     assert two == pytest.approx(2 * one, rel=0.01)
     assert serve(Layout(side), work, 1.0).is_stable
+
+
+def test_each_rank_of_a_simulated_plan_pulls_over_its_share_of_the_link(build):
+    wish = build.wish(pools=pools((PREFILL, 1, (1, 1, 4)), (DECODE, 1, (1, 1, 4))), workload=WORK)
+    topology, inventory, models = build.cluster([build.host("a", 8)], wish)
+    (deployment,) = make_plan(topology, inventory, models).deployments
+    one = build.wish(pools=pools((PREFILL, 1, (4,)), (DECODE, 1, (4,))), workload=WORK)
+    whole = make_plan(*build.cluster([build.host("a", 8)], one)).deployments[0]
+
+    ranks = virtual_deployment(deployment, wish, models["chat"], topology)
+    engines = virtual_deployment(whole, one, models["chat"], topology)
+
+    assert ranks.transfer_bytes_s == pytest.approx(engines.transfer_bytes_s / 4)
+    # What the plan's estimate is made with: 4 GPUs' NVLink, of which a transfer reaches 0.8.
+    assert engines.transfer_bytes_s == pytest.approx(4 * 450e9 * 0.8)

@@ -245,3 +245,34 @@ def test_the_context_length_is_what_the_smallest_cache_of_a_deployment_holds(bui
 
     assert held[0] > 131_072 > held[1]
     assert plan.deployments[0].max_model_len_tokens.value <= held[1]
+
+
+@pytest.mark.parametrize("name", ["max-model-len", "max_model_len"])
+def test_a_context_declared_as_a_flag_needs_its_room_as_one_under_limits_does(build, name):
+    host = build.host("a", 1, "4090", "PHB")
+    flag = build.wish(engine=EngineSpec("vllm", args=((name, "100k"),)))
+    limit = build.wish(limits=Limits(max_model_len_tokens=100_000))
+
+    for wish in (flag, limit):
+        with pytest.raises(PlanError, match="fits no layout"):
+            make_plan(*build.cluster([host], wish))
+    room = build.wish(engine=EngineSpec("vllm", args=((name, "8k"),)))
+    planned = make_plan(*build.cluster([host], room)).deployments[0]
+    assert planned.max_model_len_tokens.value == 8000
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        (EngineSpec("vllm", args=(("max-num-seqs", "²"),)), "engine.args.max-num-seqs"),
+        (EngineSpec("vllm", args=(("gpu-memory-utilization", "²"),)), "engine.args.gpu-memory"),
+        (EngineSpec("sim", args=(("max-num-batched-tokens", "8k"),)), "engine.args.max-num-batched"),
+        (EngineSpec("vllm", device="cpu", env=(("VLLM_CPU_KVCACHE_SPACE", "²"),)), "engine.env.VLLM"),
+    ],
+)  # fmt: skip
+def test_a_flag_no_engine_can_read_is_refused_before_it_is_started(build, engine, said):
+    wish = build.wish("llama-8b", engine=engine)
+
+    with pytest.raises(PlanError, match=said) as caught:
+        make_plan(*build.cluster([build.host("a", 1, cpu_slots=1)], wish))
+    assert caught.value.hint

@@ -217,7 +217,7 @@ def test_fp8_weights_are_named_only_where_they_would_fit(build):
 
 
 def test_a_request_too_long_for_the_cache_is_told_how_long_it_may_be(build):
-    long = Workload(90_000, 100, 1.0)
+    long = Workload(36_000, 100, 1.0)
     hosts = [build.host("a", 1, "l40s")]
     error = refused(build.cluster(hosts, build.wish("qwen3-32b-fp8", workload=long)))
     most = int(error.hint.rpartition("requests of at most ")[2].split()[0])
