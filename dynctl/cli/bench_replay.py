@@ -1,6 +1,5 @@
 """`dynctl bench replay`: send a recorded workload again, at its own times. IO: HTTP, files, terminal."""
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +7,7 @@ import typer
 
 from dynctl.cli.bench_driving import Router, find_router, finish, get_ready, interrupts
 from dynctl.cli.bench_options import (
+    MAX_BLOCK_TOKENS,
     Api,
     ApiKeyEnv,
     BlockSize,
@@ -31,6 +31,7 @@ from dynctl.cli.options import (
     Output,
     OutputOption,
     Yes,
+    finite,
 )
 from dynctl.cli.output import say, wait_for
 from dynctl.core.text import clean
@@ -46,7 +47,14 @@ if TYPE_CHECKING:
 
 TraceFile = Annotated[Path, typer.Argument(help="JSON lines; what plan --trace takes.")]
 Speed = Annotated[
-    float, typer.Option("--speed", min=0.001, help="So many times as fast as recorded.")
+    float,
+    typer.Option(
+        "--speed",
+        min=0.001,
+        max=1e6,
+        callback=finite,
+        help="So many times as fast as recorded.",
+    ),
 ]
 FirstPart = Annotated[
     str | None, typer.Option("--duration", help="Only what was recorded within so long.")
@@ -59,9 +67,14 @@ Ab = Annotated[
     str | None,
     typer.Option("--ab", help="Two policies of the router to try in turn, as kv,prefix."),
 ]
-Rounds = Annotated[int, typer.Option("--rounds", min=1, help="How often each arm plays the trace.")]
+Rounds = Annotated[
+    int, typer.Option("--rounds", min=1, max=1000, help="How often each arm plays the trace.")
+]
 BlockTokens = Annotated[
-    int, typer.Option("--block-tokens", min=1, help="What one of hash_ids stands for.")
+    int,
+    typer.Option(
+        "--block-tokens", min=1, max=MAX_BLOCK_TOKENS, help="What one of hash_ids stands for."
+    ),
 ]
 
 
@@ -118,7 +131,7 @@ def command(  # noqa: PLR0917 - one parameter per option
     urls = url or []
     for each in urls:
         check_url(each)
-    are_two = check_arms(ab, urls, admin_socket, inventory, local=local)
+    are_two = check_arms(ab, urls, admin_socket, local=local)
     make_directory(out)
     where = (inventory, deployment)
 
@@ -156,15 +169,15 @@ def read(path: Path, speed: float, duration: str | None, block_tokens: int) -> "
     from dynctl.bench.replay import Replay, first_part
     from dynctl.planner.trace_lines import read_trace
 
-    if not math.isfinite(speed):
-        raise UsageError(f"--speed {speed} is no speed", "write it as 2 or 0.5")
     until_s = None if duration is None else parse_duration(duration, "--duration")
     try:
         with path.open(encoding="utf-8") as lines:
             trace = read_trace(lines, str(path), block_tokens=block_tokens, keep_texts=True)
     except (OSError, UnicodeDecodeError) as error:
         cause = reason(error) if isinstance(error, OSError) else "this is no UTF-8 text"
-        raise UsageError(f"cannot read {path}: {cause}") from error
+        raise UsageError(
+            f"cannot read {path}: {cause}", "give a file of JSON lines, a request each"
+        ) from error
     trace = replace(trace, name=path.name)
     if until_s is not None:
         trace = first_part(trace, until_s)

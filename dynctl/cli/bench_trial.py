@@ -15,6 +15,7 @@ from dynctl.cli.bench_results import show_verdict
 from dynctl.cli.options import Output
 from dynctl.cli.output import emit_json, say
 from dynctl.cli.routers import Answers, ask_deployments, ask_socket
+from dynctl.cli.session import is_named
 from dynctl.errors import DynctlError, ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def parse_arms(text: str) -> tuple[str, str]:
 
 
 def check_arms(
-    ab: str | None, urls: Sequence[str], admin_socket: Path | None, inventory: Path, *, local: bool
+    ab: str | None, urls: Sequence[str], admin_socket: Path | None, *, local: bool
 ) -> bool:
     """Whether there are two arms; refuse what does not go together, before anything is asked.
 
@@ -143,10 +144,11 @@ def check_arms(
         raise UsageError(f"{len(urls)} times --url: there are two arms", "leave some out")
     if ab is not None and len(urls) == 2:
         raise UsageError("--ab and two --url exclude each other: arms differ in policy or address")
-    if ab is not None and urls and admin_socket is None and not (local or inventory.exists()):
+    if ab is not None and urls and admin_socket is None and not (local or is_named()):
+        # The inventory that happens to lie here may be of another cluster, whose policy would be changed.
         raise UsageError(
             f"--ab changes the policy of the router at {urls[0]}, and nothing says how to reach it",
-            "add --admin-socket PATH (of dynctl route), or -i INVENTORY (of its cluster)",
+            "add --admin-socket PATH (of dynctl route), or -i INVENTORY or --local (of its cluster)",
         )
     if admin_socket is not None and ab is None:
         raise UsageError("--admin-socket says where --ab changes the policy", "add --ab A,B")

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from dynctl.cli.estimate import EngineName, KvDtype, find_gpu, kv_bytes
+from dynctl.cli.estimate import MAX_SIZE, EngineName, KvDtype, find_gpu, kv_bytes, read_named
 from dynctl.cli.kept import CALIBRATION_PATH, read_calibration
+from dynctl.cli.options import finite
 from dynctl.cli.output import emit, say
 from dynctl.core.units import format_number
-from dynctl.errors import DynctlError, ExitCode
+from dynctl.errors import DynctlError, ExitCode, UsageError
 from dynctl.files import reason
 from dynctl.planner.calibrating import Run
 from dynctl.planner.calibration import Calibration
@@ -29,12 +30,15 @@ def command(
         str, typer.Option("--model", help="A directory, config.json or shipped name.")
     ],
     gpu: Annotated[str, typer.Option("--gpu", help="What the engine ran on, such as h100-sxm.")],
-    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel size.")] = 1,
-    pp: Annotated[int, typer.Option("--pp", min=1, help="Pipeline stages.")] = 1,
-    dp: Annotated[int, typer.Option("--dp", min=1, help="Attention data-parallel ranks.")] = 1,
-    ep: Annotated[int, typer.Option("--ep", min=1, help="Expert-parallel size.")] = 1,
+    tp: Annotated[int, typer.Option("--tp", min=1, max=MAX_SIZE, help="Tensor-parallel size.")] = 1,
+    pp: Annotated[int, typer.Option("--pp", min=1, max=MAX_SIZE, help="Pipeline stages.")] = 1,
+    dp: Annotated[
+        int, typer.Option("--dp", min=1, max=MAX_SIZE, help="Attention data-parallel ranks.")
+    ] = 1,
+    ep: Annotated[int, typer.Option("--ep", min=1, max=MAX_SIZE, help="Expert-parallel size.")] = 1,
     replicas: Annotated[
-        int, typer.Option("--replicas", min=1, help="Equal engines that shared the load.")
+        int,
+        typer.Option("--replicas", min=1, max=MAX_SIZE, help="Equal engines that shared the load."),
     ] = 1,
     engine: Annotated[
         EngineName, typer.Option("--engine", help="Which engine ran.")
@@ -50,11 +54,19 @@ def command(
         typer.Option(
             "--kv-capacity",
             min=1,
+            max=10**12,
             help="Tokens of KV cache the engine logged or dynctl status shows.",
         ),
     ] = None,
     utilization: Annotated[
-        float, typer.Option("--utilization", min=0.05, max=1, help="Share of memory it was given.")
+        float,
+        typer.Option(
+            "--utilization",
+            min=0.05,
+            max=1,
+            callback=finite,
+            help="Share of memory it was given.",
+        ),
     ] = 0.9,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and tell; keep nothing.")] = False,
 ) -> None:
@@ -69,14 +81,13 @@ def command(
     from dynctl.core.workload import Workload
     from dynctl.files import write_atomic
     from dynctl.planner.calibration import own_text
-    from dynctl.planner.checkpoint import open_model
 
     if not results and kv_capacity is None:
-        raise DynctlError(
-            "give result.json files of dynctl bench, or --kv-capacity", code=ExitCode.USAGE
+        raise UsageError(
+            "nothing to fit to", "give result.json files of dynctl bench, or --kv-capacity"
         )
     query = Query(
-        open_model(model, kv_bytes(kv_dtype)),
+        read_named(model, kv_bytes(kv_dtype)),
         find_gpu(gpu),
         Parallelism(tp, pp, dp, ep),
         Role.AGGREGATED,

@@ -14,7 +14,8 @@ from typing import Annotated
 import typer
 
 from dynctl.cli.output import emit, say
-from dynctl.errors import DynctlError, ExitCode
+from dynctl.errors import DynctlError, ExitCode, UsageError
+from dynctl.files import make_writable, reason
 
 INVENTORY = """\
 # Made by `dynctl demo`: this machine, one prefill and two decode engines, simulated.
@@ -62,7 +63,12 @@ def command(
 
     Example: dynctl demo --keep
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        make_writable(directory)
+    except OSError as error:
+        raise UsageError(
+            f"--dir {directory}: cannot write there: {reason(error)}", "name another directory"
+        ) from error
     listen, base = free_port(8000), free_range(18800, NUM_PORTS)
     inventory = directory / "inventory.yaml"
     inventory.write_text(INVENTORY.format(base=base, listen=listen))

@@ -10,7 +10,7 @@ import typer
 from dynctl.cli.kept import read_book
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local, Output, OutputOption
 from dynctl.cli.output import emit, emit_json, say, table, wait_for
-from dynctl.cli.session import ask_about_keys, load, select
+from dynctl.cli.session import ask_about_keys, load, load_if_there, select
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import Inventory
 
@@ -74,7 +74,7 @@ def _print_script(path: Path) -> None:
     from dynctl.discovery.capture import portable_script
     from dynctl.discovery.survey import engine_pythons
 
-    wanted = load(path, local=False) if path.exists() else None
+    wanted = load_if_there(path)
     models = [wish.model for wish in wanted.deployments if wish.engine.kind == "vllm"] if wanted else []  # fmt: skip
     emit(portable_script(engine_pythons(wanted) if wanted else (), models))
 

@@ -18,7 +18,7 @@ from dynctl.cli.options import (
     Yes,
 )
 from dynctl.cli.output import confirm, emit, emit_json, say, wait_for
-from dynctl.cli.session import ask_about_keys, load, select
+from dynctl.cli.session import ask_about_keys, load, load_if_there, select
 from dynctl.core.inventory import Inventory
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _read(captures: Sequence[str], inventory: Path, *, fix: bool) -> "Evidence":
     if fix:
         raise UsageError("--fix needs the hosts themselves", "leave out --from")
     topology, _ = read_captures(read_files(captures))
-    return from_captures(topology, load(inventory, local=False) if inventory.exists() else None)
+    return from_captures(topology, load_if_there(inventory))
 
 
 async def _look(

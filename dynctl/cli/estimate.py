@@ -7,13 +7,17 @@ from typing import Annotated
 import typer
 
 from dynctl.cli.kept import read_calibration
-from dynctl.cli.options import Output, OutputOption
+from dynctl.cli.options import Output, OutputOption, finite
 from dynctl.cli.output import emit, emit_json, table
 from dynctl.core.model import Model
 from dynctl.core.units import format_number
-from dynctl.errors import DynctlError, ExitCode
+from dynctl.errors import DynctlError, ExitCode, PlanError, UsageError
 from dynctl.planner.peaks import GpuSpec
 from dynctl.planner.pricing import Priced, Query
+
+MAX_SIZE = 1024
+"""GPUs along one axis."""
+MAX_TOKENS = 10_000_000
 
 
 class EstimateRole(StrEnum):
@@ -22,6 +26,16 @@ class EstimateRole(StrEnum):
     AGGREGATED = "aggregated"
     PREFILL = "prefill"
     DECODE = "decode"
+
+
+class PciePath(StrEnum):
+    """Between two GPUs without NVLink, the nearest first."""
+
+    PIX = "PIX"
+    PXB = "PXB"
+    PHB = "PHB"
+    NODE = "NODE"
+    SYS = "SYS"
 
 
 class EngineName(StrEnum):
@@ -53,6 +67,17 @@ class Weights(StrEnum):
     MXFP4 = "mxfp4"
 
 
+def goal(value: float | None) -> float | None:
+    """Refuse a goal that nothing can be held to.
+
+    Raises:
+        BadParameter: as typer's own refusals.
+    """
+    if value is not None and not 0 < value <= 1e9:
+        raise typer.BadParameter(f"{value:g} is no goal: it is above 0 and at most 1e9")
+    return value
+
+
 def command(  # noqa: PLR0917 - an option each
     model: Annotated[
         str,
@@ -62,29 +87,49 @@ def command(  # noqa: PLR0917 - an option each
         ),
     ] = "",
     gpu: Annotated[str, typer.Option("--gpu", help="Such as h100-sxm, or a product name.")] = "",
-    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel size.")] = 1,
-    pp: Annotated[int, typer.Option("--pp", min=1, help="Pipeline stages.")] = 1,
-    dp: Annotated[int, typer.Option("--dp", min=1, help="Attention data-parallel ranks.")] = 1,
-    ep: Annotated[int, typer.Option("--ep", min=1, help="Expert-parallel size.")] = 1,
+    tp: Annotated[int, typer.Option("--tp", min=1, max=MAX_SIZE, help="Tensor-parallel size.")] = 1,
+    pp: Annotated[int, typer.Option("--pp", min=1, max=MAX_SIZE, help="Pipeline stages.")] = 1,
+    dp: Annotated[
+        int, typer.Option("--dp", min=1, max=MAX_SIZE, help="Attention data-parallel ranks.")
+    ] = 1,
+    ep: Annotated[int, typer.Option("--ep", min=1, max=MAX_SIZE, help="Expert-parallel size.")] = 1,
     role: Annotated[
         EstimateRole, typer.Option("--role", help="What the engine does.")
     ] = EstimateRole.AGGREGATED,
-    isl: Annotated[int, typer.Option("--isl", min=1, help="Prompt tokens.")] = 1024,
-    osl: Annotated[int, typer.Option("--osl", min=1, help="Answer tokens.")] = 128,
+    isl: Annotated[int, typer.Option("--isl", min=1, max=MAX_TOKENS, help="Prompt tokens.")] = 1024,
+    osl: Annotated[int, typer.Option("--osl", min=1, max=MAX_TOKENS, help="Answer tokens.")] = 128,
     concurrency: Annotated[
-        float | None, typer.Option("--concurrency", help="Users that each wait for their answer.")
+        float | None,
+        typer.Option(
+            "--concurrency", callback=finite, help="Users that each wait for their answer."
+        ),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option("--rate", help="Requests per second, arriving at random.")
+        float | None,
+        typer.Option("--rate", callback=finite, help="Requests per second, arriving at random."),
     ] = None,
     prefix: Annotated[
-        float, typer.Option("--prefix", min=0, max=1, help="Share of prompts that is cached.")
+        float,
+        typer.Option(
+            "--prefix", min=0, max=1, callback=finite, help="Share of prompts that is cached."
+        ),
     ] = 0.0,
     isl_cv: Annotated[
-        float, typer.Option("--isl-cv", min=0, help="Spread of prompt lengths over their mean.")
+        float,
+        typer.Option(
+            "--isl-cv",
+            min=0,
+            max=10,
+            callback=finite,
+            help="Spread of prompt lengths over their mean.",
+        ),
     ] = 0.0,
-    ttft: Annotated[float | None, typer.Option("--ttft", help="Goal, ms at p99.")] = None,
-    itl: Annotated[float | None, typer.Option("--itl", help="Goal, ms at p99.")] = None,
+    ttft: Annotated[
+        float | None, typer.Option("--ttft", callback=goal, help="Goal, ms at p99.")
+    ] = None,
+    itl: Annotated[
+        float | None, typer.Option("--itl", callback=goal, help="Goal, ms at p99.")
+    ] = None,
     engine: Annotated[
         EngineName, typer.Option("--engine", help="Whose constants apply.")
     ] = EngineName.VLLM,
@@ -100,10 +145,17 @@ def command(  # noqa: PLR0917 - an option each
     ] = KvDtype.AUTO,
     utilization: Annotated[
         float,
-        typer.Option("--utilization", min=0.05, max=1, help="Share of memory the engine may use."),
+        typer.Option(
+            "--utilization",
+            min=0.05,
+            max=1,
+            callback=finite,
+            help="Share of memory the engine may use.",
+        ),
     ] = 0.9,
     link: Annotated[
-        str | None, typer.Option("--link", help="Worst PCIe path of the group: PIX, PXB, PHB, SYS.")
+        PciePath | None,
+        typer.Option("--link", case_sensitive=False, help="Worst PCIe path of the group."),
     ] = None,
     names: Annotated[bool, typer.Option("--list", help="List shipped models and GPUs.")] = False,
     output: OutputOption = Output.TABLE,
@@ -122,16 +174,17 @@ def command(  # noqa: PLR0917 - an option each
         _list()
         return
     if not model or not gpu:
-        raise DynctlError(
-            "--model and --gpu are needed", "see dynctl estimate --list", code=ExitCode.USAGE
-        )
+        raise UsageError("--model and --gpu are needed", "see dynctl estimate --list")
     if (concurrency is None) == (rate is None):
-        raise DynctlError("give either --concurrency or --rate", code=ExitCode.USAGE)
+        raise UsageError(
+            "one of --concurrency and --rate is needed, and only one",
+            "--concurrency 32 for users that wait for answers, --rate 4 for requests a second",
+        )
     asked = concurrency if concurrency is not None else rate
     if not asked or not 0 < asked <= 1e6:
-        raise DynctlError(
+        raise UsageError(
             f"{asked:g} is no load: --concurrency and --rate are above 0 and at most 1e6",
-            code=ExitCode.USAGE,
+            "write --concurrency 32, or --rate 4",
         )
     query = Query(
         model=_open(model, weights, kv_dtype, engine),
@@ -142,7 +195,7 @@ def command(  # noqa: PLR0917 - an option each
         concurrency=concurrency,
         engine=engine.value,
         utilization=utilization,
-        link=link,
+        link=None if link is None else link.value,
         slo=Slo(ttft, itl),
         calibration=read_calibration(),
     )
@@ -150,14 +203,27 @@ def command(  # noqa: PLR0917 - an option each
 
 
 def _open(name: str, weights: Weights, kv_dtype: KvDtype, engine: EngineName) -> Model:
-    from dynctl.planner.checkpoint import open_model
     from dynctl.planner.pricing import keeps_small_cache
 
     stored = "" if weights is Weights.AUTO else weights.value
-    found = open_model(name, kv_bytes(kv_dtype), weights=stored)
+    found = read_named(name, kv_bytes(kv_dtype), stored)
     if kv_dtype is KvDtype.AUTO and keeps_small_cache(found, engine.value):
-        return open_model(name, 1.0, weights=stored)
+        return read_named(name, 1.0, stored)
     return found
+
+
+def read_named(name: str, kv_dtype_bytes: float | None, weights: str = "") -> Model:
+    """Read the model that --model names.
+
+    Raises:
+        UsageError: when there is none, or its files cannot be read.
+    """
+    from dynctl.planner.checkpoint import open_model
+
+    try:
+        return open_model(name, kv_dtype_bytes, weights=weights)
+    except PlanError as error:
+        raise UsageError(f"--model: {error.message}", error.hint) from error
 
 
 def kv_bytes(dtype: KvDtype) -> float | None:
@@ -215,14 +281,12 @@ def _print(query: Query, priced: Priced, output: Output) -> None:
                 key: value for key, value in asdict(priced).items() if value not in (None, "")
             }
         else:
-            answer["reason"] = priced.reason
+            answer |= {"reason": priced.reason, "hint": priced.hint}
         emit_json(answer)
     elif priced.feasible:
         _tell(priced)
     if not priced.feasible:
-        raise DynctlError(
-            priced.reason, "more GPUs, smaller weights, or shorter requests", code=ExitCode.REFUSED
-        )
+        raise DynctlError(priced.reason, priced.hint, code=ExitCode.REFUSED)
 
 
 def _tell(priced: Priced) -> None:

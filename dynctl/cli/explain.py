@@ -1,6 +1,5 @@
 """`dynctl explain`: why a request went where it went, and where the hits of all requests went. IO: ssh, sockets, files, terminal."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,11 +16,15 @@ from dynctl.cli.options import (
 )
 from dynctl.cli.output import emit, emit_json, say, table
 from dynctl.cli.routers import NothingDecidedError, ask_routers
+from dynctl.cli.session import is_named
 from dynctl.core.text import clean
 from dynctl.files import reason
 
 _LAST = "last"
 _HITS = "hits"
+_LOG_HINT = (
+    "--from takes the directory that a router was given as --decision-log, or one of its files"
+)
 _LEFT_OUT = {
     "full": "runs as many requests as it takes",
     "kv_memory": "has no room for it in its KV memory beside what runs there",
@@ -93,10 +96,12 @@ def command(
     """
     from dynctl.errors import DynctlError, UsageError
 
+    if not request:
+        raise UsageError("an empty id is no request's", "leave it out for the newest request")
     if recorded is not None:
         if request == _HITS:
             raise UsageError("a decision log holds no hit rates", "ask routers for them")
-        if local or admin_socket is not None or _is_chosen(inventory):
+        if local or admin_socket is not None or is_named():
             raise UsageError(
                 "--from reads a decision log and asks no router",
                 "leave out --inventory, --local and --admin-socket, or --from",
@@ -128,9 +133,10 @@ def _read(path: Path, request: str) -> list[dict[str, Any]]:
     """The decisions of one request in a file or directory of a decision log, made again here.
 
     Raises:
-        DynctlError: when it cannot be read or does not hold the request.
+        UsageError: when it cannot be read, or is something else.
+        DynctlError: when it does not hold the request.
     """
-    from dynctl.errors import DynctlError
+    from dynctl.errors import DynctlError, UsageError
     from dynctl.router.decision_files import paths_in
     from dynctl.router.recorded import RecordError, from_line
 
@@ -138,7 +144,7 @@ def _read(path: Path, request: str) -> list[dict[str, Any]]:
         files = paths_in(path) if path.is_dir() else [path]
         lines = [line for file in files for line in file.read_bytes().splitlines() if line]
     except OSError as error:
-        raise DynctlError(f"cannot read {path}: {reason(error)}") from error
+        raise UsageError(f"cannot read {path}: {reason(error)}", _LOG_HINT) from error
     found, num_bad, fault = [], 0, ""
     for line in lines:
         try:
@@ -148,20 +154,16 @@ def _read(path: Path, request: str) -> list[dict[str, Any]]:
             continue
         if request in {_LAST, decision.request_id, decision.shown_id}:
             found.append((decision, version))
+    if num_bad and num_bad == len(lines):
+        raise UsageError(f"{path} is no decision log: {clean(fault)}", _LOG_HINT)
     if num_bad:
         say(f"{num_bad} of {len(lines)} lines of {path} cannot be read: {clean(fault)}")
-    if not found and request == _LAST:
-        raise NothingDecidedError
     if not found:
-        raise DynctlError(f"{path} holds no decision of request {clean(request)}")
+        of = "" if request == _LAST else f" of request {clean(request)}"
+        raise DynctlError(f"{path} holds no decision{of}", _LOG_HINT)
     newest, _ = max(found, key=lambda one: one[0].unix_s)
     mine = [(d, version) for d, version in found if d.request_id == newest.request_id]
     return _in_order([decision.to_json() | {"version": version} for decision, version in mine])
-
-
-def _is_chosen(inventory: Path) -> bool:
-    """Whether somebody named an inventory for this command: it is neither the usual one nor the environment's."""
-    return inventory not in {DEFAULT_INVENTORY, Path(os.environ.get("DYNCTL_INVENTORY", ""))}
 
 
 def _show_all(decisions: list[dict[str, Any]], output: Output) -> None:

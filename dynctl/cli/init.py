@@ -43,7 +43,9 @@ def command(
         save(directory / SCHEMA_PATH, json_schema())
         write_atomic(target, text.encode(), 0o644)
     except OSError as error:
-        raise UsageError(f"cannot write {target}: {reason(error)}") from error
+        raise UsageError(
+            f"cannot write {target}: {reason(error)}", "name another directory: dynctl init DIR"
+        ) from error
     where = "" if directory == Path() else f" -i {target}"
     say(f"wrote {target} (example {example})")
     say(f"next: edit it, then dynctl config validate{where}; dynctl plan{where}; dynctl up{where}")

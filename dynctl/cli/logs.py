@@ -57,7 +57,10 @@ def command(
     try:
         pattern = re.compile(grep) if grep else None
     except re.error as error:
-        raise UsageError(f"--grep {grep!r} is no regular expression: {error}") from error
+        raise UsageError(
+            f"--grep {grep!r} is no regular expression: {error}",
+            "a backslash before ( [ { + * ? . takes them as they are",
+        ) from error
     wait_for(
         _logs(wanted, select(wanted, limit), units or [], follow=follow, tail=tail, pattern=pattern)
     )

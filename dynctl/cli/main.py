@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 import typer
 
@@ -18,6 +19,7 @@ from typer._click.exceptions import ClickException
 
 from dynctl import __version__
 from dynctl.cli.output import ReaderGoneError, mend_streams, report
+from dynctl.core.text import clean
 from dynctl.errors import DynctlError, ExitCode
 
 COMMANDS = {
@@ -104,6 +106,21 @@ def build_app(wanted: str | None) -> typer.Typer:
     return app
 
 
+def _fault(error: Exception) -> DynctlError:
+    """What is said of a fault of this program itself; it holds the traceback for whoever asks for it."""
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "no place"
+    said = clean(str(error), 300)
+    made = DynctlError(
+        f"a fault of dynctl itself: {type(error).__name__}{f': {said}' if said else ''} ({place})",
+        "run it again with DYNCTL_TRACEBACK=1 and report what that shows, with the command",
+    )
+    made.__cause__ = error
+    return made
+
+
 def main() -> None:
     """Run the command line and exit with its code."""
     mend_streams()
@@ -137,5 +154,8 @@ def run(args: list[str]) -> int:
         # What a command expects to fail it explains itself; this is a full disk, a directory of somebody else.
         where = f"{error.filename}: " if error.filename else ""
         report(DynctlError(f"{where}{reason(error)}", _OF_THIS_MACHINE.get(error.errno)))
+        return int(ExitCode.ERROR)
+    except Exception as error:  # noqa: BLE001 - the last resort: whoever operates a cluster cannot use a traceback
+        report(_fault(error))
         return int(ExitCode.ERROR)
     return result if isinstance(result, int) else int(ExitCode.OK)

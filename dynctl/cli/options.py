@@ -1,5 +1,6 @@
 """Options that several commands share, so that they are spelled and explained once. Pure."""
 
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -47,3 +48,14 @@ Limit = Annotated[
 ]
 
 DEFAULT_INVENTORY = Path("inventory.yaml")
+
+
+def finite(value: float | None) -> float | None:
+    """Refuse NaN and infinity, which typer's bounds let pass: NaN is neither too small nor too large.
+
+    Raises:
+        BadParameter: as typer's own refusals.
+    """
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number that can be reckoned with")
+    return value

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dynctl.cli.kept import plan_path, read_book, read_calibration
-from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local
+from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Local, finite
 from dynctl.cli.output import emit, emit_json, say, table, wait_for
 from dynctl.cli.second_opinion import Predictor, find_python
 from dynctl.cli.session import ask_about_keys, load
@@ -55,7 +55,7 @@ Traces = Annotated[
 Simulate = Annotated[
     bool, typer.Option("--simulate", help="Replay the workload on simulated engines.")
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Of the simulation.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=10**12, help="Of the simulation.")]
 Advanced = Annotated[
     bool, typer.Option("--advanced", help="Try pipelines also where the model fits without.")
 ]
@@ -90,7 +90,14 @@ SecondPython = Annotated[
     ),
 ]
 SecondTimeout = Annotated[
-    float, typer.Option("--predictor-timeout", min=1, help="Seconds it may take for all answers.")
+    float,
+    typer.Option(
+        "--predictor-timeout",
+        min=1,
+        max=86400,
+        callback=finite,
+        help="Seconds it may take for all answers.",
+    ),
 ]
 PlanOutputOption = Annotated[
     PlanOutput, typer.Option("-o", "--output", help="table for people, json or yaml.")
@@ -125,19 +132,19 @@ def command(
     """
     from dynctl.cli import planning
 
-    _check_out(out)
     second = find_python(predictor_python) if predictor is not None else None
     if python_topology is not None:
         wanted = planning.load_python(python_topology).inventory
     else:
         wanted = load(inventory, local=local)
+    path = out or plan_path(wanted)
+    _check_out(path, Path(wanted.path), is_named=out is not None)
     traces = planning.read_traces(trace or [], wanted)
     case = planning.with_workloads(wait_for(_survey(wanted, captures or [])), traces)
     if what_if is not None:
         _compare(what_if, case, advanced=advanced, output=output)
         return
     made = _make(case, traces, advanced=advanced)
-    path = out or plan_path(wanted)
     is_changed = _write(path, made.plan)
     extra = _Extra(why, simulate, seed, second, predictor_timeout)
     failure = _print(made, extra, output)
@@ -247,25 +254,29 @@ async def _survey(wanted: Inventory, captures: list[str]) -> "Case":
         return Case(topology, found.inventory, found.models, found.configs, calibration)
 
 
-def _check_out(out: Path | None) -> None:
+def _check_out(out: Path, inventory: Path, *, is_named: bool) -> None:
     """Refuse, before any host is asked, what cannot be written; a directory that is not there may be mistyped.
 
     Raises:
         UsageError: names the directory.
     """
-    if out is None:
-        return
+    what = f"--out {out}" if is_named else str(out)
     parent = Path(os.path.realpath(out)).parent
     try:
         is_directory, is_other = out.is_dir(), out.exists() and not out.is_file()
         has_parent = parent.is_dir()
+        is_inventory = out.exists() and inventory.exists() and out.samefile(inventory)
     except OSError as error:
-        raise UsageError(f"--out {out}: {reason(error)}", "name a file elsewhere") from error
+        raise UsageError(f"{what}: {reason(error)}", "name a file elsewhere: --out FILE") from error
     if is_directory:
-        raise UsageError(f"--out {out} is a directory", f"name a file: --out {out / 'plan.yaml'}")
+        raise UsageError(f"{what} is a directory", f"name a file: --out {out / 'plan.yaml'}")
     if is_other:
         # Replaced by a file, a device would be gone for everybody; a pipe would be read for ever.
-        raise UsageError(f"--out {out} is no file", "-o yaml prints the plan")
+        raise UsageError(f"{what} is no file", "-o yaml prints the plan")
+    if is_inventory:
+        raise UsageError(f"{what} is the inventory itself", "name another file for the plan")
+    if not is_named:
+        return  # its directory is made when it is written
     if not has_parent:
         raise UsageError(
             f"--out {out}: there is no directory {parent}",

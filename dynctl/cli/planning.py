@@ -32,20 +32,27 @@ def load_python(path: Path) -> "Loaded":
         UsageError: when it cannot be run or defines no cluster.
         InventoryError: with every problem of what it defines.
     """
+    from dynctl.cli.session import is_there
     from dynctl.inventory.load import read_document
     from dynctl.planner.code import document
     from dynctl.store import to_json
 
+    if not is_there(path):
+        raise UsageError(f"{path} does not exist", "name the Python file that defines the cluster")
     try:
         names = runpy.run_path(str(path))
-    except FileNotFoundError as error:
-        raise UsageError(f"{path} does not exist") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"{path} cannot be run: {type(error).__name__}: {clean(str(error), 300)}",
             "it has to define cluster, nodes and LLMs; see dynctl.planner.code",
         ) from error
-    made = to_json(document(names, str(path))).decode()
+    try:
+        made = to_json(document(names, str(path))).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise UsageError(
+            f"{path} defines what no inventory can hold: {clean(str(error), 300)}",
+            "write texts, numbers, lists and mappings",
+        ) from error
     loaded = read_document(made, f"{path} (as a document)", path.parent)
     return replace(loaded, inventory=replace(loaded.inventory, path=str(path)))
 
@@ -84,7 +91,9 @@ def read_traces(given: Sequence[str], inventory: Inventory) -> dict[str, Traced]
                 trace = read_trace(lines, Path(file).name)
         except (OSError, UnicodeDecodeError) as error:
             cause = reason(error) if isinstance(error, OSError) else "this is no UTF-8 text"
-            raise UsageError(f"--trace: cannot read {file}: {cause}") from error
+            raise UsageError(
+                f"--trace: cannot read {file}: {cause}", "give a file of JSON lines, a request each"
+            ) from error
         found[name] = Traced(name, trace, look_at(trace))
     return found
 

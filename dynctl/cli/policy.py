@@ -12,6 +12,7 @@ from dynctl.cli.options import (
     Local,
     Output,
     OutputOption,
+    finite,
 )
 from dynctl.cli.output import emit_json, say, table, wait_for
 from dynctl.cli.routers import Answers, ask_deployments, ask_socket
@@ -31,6 +32,7 @@ def command(
         typer.Option(
             "--stickiness",
             min=0.0,
+            callback=finite,
             help="How long kv holds on to caches: 1 is usual, 0 ignores them, 2 lets half as much excess load draw requests away.",
         ),
     ] = None,

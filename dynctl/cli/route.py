@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dynctl.core.text import clean
+from dynctl.core.units import whole
 from dynctl.errors import UsageError
 from dynctl.files import make_writable, reason
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from dynctl.router.config import ApiKeyHash, EngineTarget, RouterConfig
 
 _MIN_KEY_CHARS = 8
+_KEYS_HINT = "give a file with one NAME=KEY a line"
 _KEY_OPTIONS = {"priority": "priority", "route-key": "route_key"}
 _ENGINE_KEYS = {
     "role": "role",
@@ -84,7 +86,10 @@ SettingOption = Annotated[
     typer.Option("--set", metavar="NAME=NUMBER", help="A router setting; repeatable."),
 ]
 WorkersOption = Annotated[
-    int, typer.Option("--workers", help="Processes that share the port, the index and the load.")
+    int,
+    typer.Option(
+        "--workers", min=1, max=1024, help="Processes that share the port, the index and the load."
+    ),
 ]
 AdminOption = Annotated[
     Path | None,
@@ -227,10 +232,11 @@ def parse_engine(text: str, number: int) -> "EngineTarget":
         fields[_ENGINE_KEYS[key]] = value
     if fields.get("role") == "both":
         fields["role"] = "aggregated"
-    ranks = fields.pop("ranks", "1")
-    if not ranks.isdecimal():
-        raise UsageError(f"--engine {text}: {ranks!r} ranks", "write ranks=2")
-    return EngineTarget(url=url, **fields, ranks=int(ranks))
+    told = fields.pop("ranks", "1")
+    ranks = whole(told)
+    if ranks is None:
+        raise UsageError(f"--engine {text}: {told!r} ranks", "write ranks=2")
+    return EngineTarget(url=url, **fields, ranks=ranks)
 
 
 def _log_directory(given: str) -> str:
@@ -253,22 +259,25 @@ def _parse_setting(text: str) -> tuple[str, float]:
     try:
         return name, float(value)
     except ValueError as error:
-        raise UsageError(f"--set {text}: {value!r} is no number") from error
+        raise UsageError(
+            f"--set {text}: {value!r} is no number", "write --set queue_timeout_s=5"
+        ) from error
 
 
 def _read_keys(path: Path) -> "tuple[ApiKeyHash, ...]":
     """Read keys and keep only their hashes."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {reason(error)}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        cause = reason(error) if isinstance(error, OSError) else "this is no UTF-8 text"
+        raise UsageError(f"--api-keys: cannot read {path}: {cause}", _KEYS_HINT) from error
     keys = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
         keys.append(_read_key(line, f"{path}:{number}"))
     if not keys:
-        raise UsageError(f"{path} holds no key")
+        raise UsageError(f"{path} holds no key", _KEYS_HINT)
     return tuple(keys)
 
 

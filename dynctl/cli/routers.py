@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynctl.errors import DeployError, DynctlError, ExitCode
+from dynctl.core.text import clean
+from dynctl.errors import DeployError, DynctlError, ExitCode, UsageError
 
 _OLDER = "a router of an older version may not know this: dynctl up brings it up to date"
 
@@ -109,6 +110,7 @@ async def ask_deployments(
         DynctlError: when none answers.
     """
     from dynctl.deploy.reach import NotHereError, reach_agents
+    from dynctl.inventory.problems import suggest
     from dynctl.remote.fleet import open_fleet
 
     found: dict[str, list[Any]] = {}
@@ -126,6 +128,11 @@ async def ask_deployments(
     answers = Answers(found, hosts)
     if not found:
         answers.raise_failures("answered")
+        known = [wish.name for wish in wanted.deployments]
+        if deployment is not None and deployment not in known:
+            raise UsageError(
+                f"no deployment is called {clean(deployment)}", suggest(deployment, known)
+            )
         of = f"deployment {deployment}" if deployment else f"cluster {wanted.cluster}"
         raise DynctlError(
             f"no router of {of} runs on any host that answers",

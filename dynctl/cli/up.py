@@ -74,10 +74,11 @@ async def _up(
     from dynctl.remote.fleet import open_fleet
 
     calibration = read_calibration()
+    written = _read(path, must_exist=must_exist)
     async with open_fleet(wanted.hosts, wanted.ssh, ask_about_keys) as fleet:
         found = await survey(wanted, fleet)
         found = replace(found, topology=found.topology.with_links(read_book(wanted)))
-        plan = _read_or_make(path, found, calibration, must_exist=must_exist)
+        plan = _check_or_make(path, written, found, calibration)
         _tell_failures(found.topology, plan)
         comparison = await up.compare(wanted, plan, found.topology, fleet, progress)
         if not comparison.steps:
@@ -143,28 +144,40 @@ def _has_tls(wanted: Inventory, name: str) -> bool:
     return any(wish.router.tls_cert is not None for wish in wanted.deployments if wish.name == name)
 
 
-def _read_or_make(
-    path: Path, found: "Survey", calibration: "Calibration", *, must_exist: bool
+def _read(path: Path, *, must_exist: bool) -> tuple[str, Plan] | None:
+    """Read a plan as it is written, and what it says; None when there is none.
+
+    Raises:
+        InventoryError: when it cannot be read, with every problem of it.
+        UsageError: when it has to be there and is not.
+    """
+    from dynctl.planner.text import from_yaml
+
+    text = plan_text(path)
+    if text is None:
+        if must_exist:
+            raise UsageError(f"{path} does not exist", "dynctl plan writes it")
+        return None
+    return text, from_yaml(text, str(path))
+
+
+def _check_or_make(
+    path: Path, read: tuple[str, Plan] | None, found: "Survey", calibration: "Calibration"
 ) -> Plan:
     from dynctl.deploy.up import refuse_missing
     from dynctl.files import rewrite
     from dynctl.planner.check import refuse_simulated
     from dynctl.planner.faults import PlanFaultsError
-    from dynctl.planner.text import from_yaml, located, to_yaml
+    from dynctl.planner.text import located, to_yaml
 
-    text = plan_text(path)
-    if text is None:
-        if must_exist:
-            raise DeployError(
-                f"{path} does not exist", "dynctl plan writes it", code=ExitCode.USAGE
-            )
+    if read is None:
         _refuse_failures(found.topology)
         plan = found.plan(calibration)
         refuse_simulated(plan, found.topology)
         rewrite(path, to_yaml(plan).encode())
         say(f"wrote {path}")
         return plan
-    written = from_yaml(text, str(path))
+    text, written = read
     refuse_missing(written, found.topology)
     try:
         plan = found.check(written, calibration)

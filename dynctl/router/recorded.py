@@ -71,7 +71,9 @@ def from_line(line: bytes) -> tuple[Decision, str]:
     try:
         told = msgspec.json.decode(line)
         return _decision(told), str(told["version"])
-    except (DynctlError, msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
+    except (
+        DynctlError, msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError
+    ) as error:  # fmt: skip
         raise RecordError(f"no decision of this version: {type(error).__name__} {error}") from error
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from dynctl.errors import RouterError
+from dynctl.errors import ExitCode, RouterError
 from dynctl.files import reason
 from dynctl.http1.server import Exchange, Rejection, Request, Server, ServerLimits, serve
 from dynctl.router import admin
@@ -99,7 +99,9 @@ class Entrance:
         try:
             self._servers.append(await serve(self._on_admin, path=path))
         except OSError as error:
-            raise RouterError(f"cannot listen on {path}: {reason(error)}") from error
+            raise RouterError(
+                f"cannot listen on {path}: {reason(error)}", "name a socket in a directory that is there"
+            ) from error
 
     def descriptors(self) -> list[int]:
         """Of the clients' listening sockets."""
@@ -302,7 +304,11 @@ def server_context(files: TlsFiles | None) -> ssl.SSLContext | None:
             context.load_verify_locations(files.ca)
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ssl.SSLError) as error:
-        raise RouterError(f"cannot use the certificate {files.cert}: {error}") from error
+        raise RouterError(
+            f"cannot use the certificate {files.cert} with its key {files.key}: {reason(error)}",
+            "give PEM files that belong together",
+            code=ExitCode.USAGE,
+        ) from error
     return context
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from dynctl.errors import RouterError
+from dynctl.errors import ExitCode, RouterError
 from dynctl.router.api.requests import CHAT, ApiRequest
 from dynctl.router.config import Settings
 from dynctl.router.prompt import Hashers, Prompt
@@ -70,6 +70,9 @@ class ModelTokenizer:
         return None if text is None else self.encode(text, has_special=False)
 
 
+_TOKENIZER_HINT = "give the model's directory, or none at all"
+
+
 def load_tokenizer(directory: str) -> ModelTokenizer:
     """Read a tokenizer directory.
 
@@ -80,18 +83,20 @@ def load_tokenizer(directory: str) -> ModelTokenizer:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     path = Path(directory) / "tokenizer.json"
     if not path.is_file():
-        raise RouterError(
-            f"no tokenizer.json in {directory}", "give the model's directory, or none at all"
-        )
+        raise RouterError(f"no tokenizer.json in {directory}", _TOKENIZER_HINT, code=ExitCode.USAGE)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
-        raise RouterError(f"{path}: {error}") from error
+        raise _unusable(path, error) from error
     _give_back_memory()
     config = _read_json(Path(directory) / "tokenizer_config.json")
     special = {name: text for name in _SPECIAL if (text := _token_text(config.get(name)))}
     source = _template_source(Path(directory), config)
     return ModelTokenizer(tokenizer, ChatTemplate(source, special) if source else None)
+
+
+def _unusable(path: Path, error: Exception) -> RouterError:
+    return RouterError(f"{path} cannot be used: {error}", _TOKENIZER_HINT, code=ExitCode.USAGE)
 
 
 def _give_back_memory() -> None:
@@ -103,10 +108,14 @@ def _give_back_memory() -> None:
 def _template_source(directory: Path, config: Mapping[str, Any]) -> str | None:
     file = directory / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise _unusable(file, error) from error
     source = config.get("chat_template")
     if isinstance(source, list):
-        named = {entry.get("name"): entry.get("template") for entry in source}
+        entries = [entry for entry in source if isinstance(entry, dict)]
+        named = {entry.get("name"): entry.get("template") for entry in entries}
         source = named.get("default")
     return source if isinstance(source, str) else None
 
@@ -122,8 +131,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = msgspec.json.decode(path.read_bytes())
-    except msgspec.MsgspecError as error:
-        raise RouterError(f"{path}: {error}") from error
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise _unusable(path, error) from error
     return found if isinstance(found, dict) else {}
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 import uvloop
 
 from dynctl.errors import EngineError
+from dynctl.files import reason
 from dynctl.http1.server import Server, ServerLimits, serve
 from dynctl.sim.api.control import Control
 from dynctl.sim.api.routes import Api
@@ -92,4 +93,7 @@ async def _bind(
     try:
         return await serve(handler, host=host, port=port, path=path, limits=_LIMITS)
     except OSError as error:
-        raise EngineError(f"cannot listen on {path or f'{host}:{port}'}: {error}") from error
+        where = path or f"{host}:{port}"
+        raise EngineError(
+            f"cannot listen on {where}: {reason(error)}", "choose another address or path"
+        ) from error

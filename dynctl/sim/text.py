@@ -15,7 +15,7 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from dynctl.errors import EngineError
+from dynctl.errors import EngineError, ExitCode
 
 _WORD = re.compile(
     "^[Ġ▁]([a-z]{2,})$"
@@ -39,7 +39,11 @@ class TextModel:
             self._tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
             config = json.loads((model_dir / "tokenizer_config.json").read_bytes())
         except Exception as error:
-            raise EngineError(f"no usable tokenizer in {model_dir}: {error}") from error
+            raise EngineError(
+                f"no usable tokenizer in {model_dir}: {error}",
+                "give a directory with tokenizer.json and tokenizer_config.json",
+                code=ExitCode.USAGE,
+            ) from error
         vocabulary = self._tokenizer.get_vocab()
         found = ((token_id, _WORD.match(piece)) for piece, token_id in vocabulary.items())
         self._text_of = {token_id: " " + match[1] for token_id, match in found if match}

@@ -188,13 +188,27 @@ def test_a_turn_without_answers_ends_the_trial(served, trace, tmp_path, capsys):
     ("args", "said"),
     [(["--ab", "kv"], "is not two policies"), (["--ab", "kv,best"], "'best'"),
      (["--url", "http://127.0.0.1:2", "--ab", "kv,prefix"], "exclude each other"),
-     (["--admin-socket", "/x"], "add --ab"), (["--ab", "kv,prefix", "-i", "no.yaml"], "add --admin-socket"), (["--url", "http://h:2", "--url", "http://h:3"], "there are two arms")],
+     (["--admin-socket", "/x"], "add --ab"), (["--ab", "kv,prefix", "-i", "no.yaml"], "no.yaml does not exist"), (["--url", "http://h:2", "--url", "http://h:3"], "there are two arms")],
 )  # fmt: skip
 def test_arms_that_make_no_sense_are_refused(trace, capsys, args, said):
     command = ["bench", "replay", trace(single_turn), "--url", "http://127.0.0.1:1", *args]
 
     assert run(command) == ExitCode.USAGE
     assert said in capsys.readouterr().err
+
+
+def test_the_inventory_that_lies_here_is_not_taken_for_that_of_any_address(
+    trace, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "inventory.yaml").write_text("cluster: another\nhosts: [local]\n")
+    monkeypatch.chdir(tmp_path)
+    address = ["--url", "http://127.0.0.1:1", "--ab", "kv,prefix"]
+
+    assert run(["bench", "replay", trace(single_turn), *address]) == ExitCode.USAGE
+    assert "add --admin-socket PATH" in capsys.readouterr().err
+    assert run(["bench", "replay", trace(single_turn), *address, "-i", "inventory.yaml"]) not in {
+        ExitCode.OK, ExitCode.USAGE,
+    }  # fmt: skip
 
 
 class Told:
