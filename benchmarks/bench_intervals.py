@@ -8,7 +8,8 @@ alike. Both runs are of the same server: where the interval leaves zero out is a
 
 import random
 
-from dynctl.bench.resampling import Quantile, Ratio, interval, stretch_length
+from dynctl.bench.repeats import changed_between
+from dynctl.bench.resampling import Quantile, Ratio, interval, stretch_length, value_of
 
 TRIALS = 200
 NUM = 200
@@ -48,6 +49,20 @@ def false_alarms(load, figure, length, *, are_paired):
     return alarms / TRIALS
 
 
+def repeated_alarms(load, figure, num_runs):
+    """The same of runs that were repeated, so many on each side, by how far runs differ."""
+    alarms = 0
+    for trial in range(TRIALS * 5):
+        rng = random.Random(f"{load}/{num_runs}/{trial}")
+        sides = [
+            [value_of(statistic(latencies(rng, load), NUM, figure)) for _ in range(num)]
+            for num in num_runs
+        ]
+        low, high = changed_between(f"e2e_{figure}", *sides, 0.0).interval
+        alarms += not low <= 0 <= high
+    return alarms / (TRIALS * 5)
+
+
 def main():
     print("load  figure  pairs  single requests  stretches", flush=True)
     for load in (0.3, 0.6):
@@ -62,6 +77,14 @@ def main():
                     f"{load:4}  {figure:6}  {pairs:5}  {rates[0]:15.1%}  {rates[1]:9.1%}",
                     flush=True,
                 )
+    print("\nload  figure  runs on each side: 2 and 2, 3 and 3, 5 and 5, 1 and 5", flush=True)
+    for load in (0.3, 0.6):
+        for figure in ("mean", "p90"):
+            rates = [
+                repeated_alarms(load, figure, num_runs)
+                for num_runs in ((2, 2), (3, 3), (5, 5), (1, 5))
+            ]
+            print(f"{load:4}  {figure:6}  {'  '.join(f'{rate:.1%}' for rate in rates)}", flush=True)
 
 
 if __name__ == "__main__":
