@@ -3,7 +3,8 @@
 Engines, load generator and trace are the harness that measured the peers (`peers/`). Within a suite all take turns, round
 by round, so that what else the machine does is shared; of CPU time the least of the rounds counts, of placement the mean
 over seeds, of "heavy" the median over rounds; "heavy" is below a rival only where the median of the rounds' differences is
-more than their spread (median absolute deviation). At the end every bound is printed with the best rival of this run.
+more than their spread (median absolute deviation). Hits and requests are clients'; what a router has engines compute unasked
+takes their time, and is told as a share of what clients asked for. At the end every bound is printed with the best rival.
 
 Suites: micro (CPU, memory), paced (CPU of streams at an engine's pace), latency, rss (150,000 words), trace, heavy, small
 (24 tenants with long system prompts; caches of a quarter of the working set).
@@ -370,6 +371,7 @@ def one_trace(up, seed, shape):
         "ttft_ms": result["ttft_mean_ms"],
         "p99_ms": result["ttft_p99_ms"],
         "cpu_ms": (cpu_s(*up.pids) - before_s) / result["n"] * 1e3,
+        "unasked": sum(one.get("unasked_tokens", 0) for one in stats) / asked,
         "errors": result["errors"],
     }
     return {name: round(value, 4) for name, value in row.items()}
@@ -379,19 +381,21 @@ def report_placing(report, suite, rows, bound):
     middle = statistics.median if suite == "heavy" else statistics.mean
     figures = {
         key: {name: middle(row[key] for row in found) for name, found in rows.items()}
-        for key in ("hit", "max/mean", "ttft_ms", "p99_ms", "cpu_ms")
+        for key in ("hit", "max/mean", "ttft_ms", "p99_ms", "cpu_ms", "unasked")
     }
     print(f"\n{suite}: {middle.__name__} over seeds; one unlimited cache would hit {bound:.4f}\n")
     print(
-        f"{'':26}{'hit rate':>9}{'max/mean':>10}{'TTFT ms':>9}{'p99':>8}{'CPU ms':>8}  spread: TTFT / p99"
+        f"{'':26}{'hit rate':>9}{'max/mean':>10}{'TTFT ms':>9}{'p99':>8}{'CPU ms':>8}{'unasked':>9}  spread: TTFT / p99"
     )
     for name, found in rows.items():
-        hit, share, ttft, p99, cpu = (figures[key][name] for key in figures)
+        hit, share, ttft, p99, cpu, unasked = (figures[key][name] for key in figures)
         spreads = [
             middle_and_spread([row[key] for row in found])[1] for key in ("ttft_ms", "p99_ms")
         ]
         shown = " / ".join(f"{spread:.1f}" for spread in spreads)
-        print(f"{name:26}{hit:9.4f}{share:10.2f}{ttft:9.1f}{p99:8.0f}{cpu:8.2f}  ± {shown}")
+        print(
+            f"{name:26}{hit:9.4f}{share:10.2f}{ttft:9.1f}{p99:8.0f}{cpu:8.2f}{unasked:9.4f}  ± {shown}"
+        )
     if KV.name not in rows:
         return
     hit, share, ttft = (figures[key][KV.name] for key in ("hit", "max/mean", "ttft_ms"))

@@ -363,7 +363,8 @@ class Conn(asyncio.Protocol):
             self.busy = False
             self.pump()
 
-        w.sim.submit(toks, n, first, token, done)
+        # Clients of the harness chat; what comes as token ids is a router's own.
+        w.sim.submit(toks, n, first, token, done, chat or isinstance(d["prompt"], str))
 
     def tick(self):
         if self.tr is None:

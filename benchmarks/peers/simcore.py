@@ -1,5 +1,5 @@
-# ruff: noqa: PLC0415, RUF059, UP031
-# Origin: the harness of the peers measurement (files of the same name), unchanged but for formatting.
+# ruff: noqa: PLC0415, UP031
+# Origin: the harness of the peers measurement (files of the same name), unchanged but for formatting, and for `unasked_tokens`.
 """Simulated vLLM-like worker: LRU block prefix cache, serial prefill queue, fixed inter-token latency.
 
 Everything here is deterministic given the arrival order. Tokens are whitespace words; word "w123" is
@@ -80,7 +80,7 @@ class SimWorker:
         self.reset()
 
     def reset(self, clear_cache=False):
-        self.n_req = self.n_prompt = self.n_cached = self.n_out = 0
+        self.n_req = self.n_prompt = self.n_cached = self.n_out = self.n_unasked = 0
         self.max_queue = 0
         self.busy_s = 0.0
         if clear_cache and self.cache:
@@ -97,6 +97,7 @@ class SimWorker:
             "prompt_tokens": self.n_prompt,
             "cached_tokens": self.n_cached,
             "output_tokens": self.n_out,
+            "unasked_tokens": self.n_unasked,
             "blocks": len(self.cache),
             "max_queue": self.max_queue,
             "prefill_busy_s": round(self.busy_s, 3),
@@ -104,10 +105,13 @@ class SimWorker:
             "running": int(self.busy),
         }
 
-    def submit(self, tokens, max_tokens, on_first, on_token, on_done):
-        """Callbacks run on the loop. on_first(cached) then on_token(i) max_tokens-1 times, on_done()."""
+    def submit(self, tokens, max_tokens, on_first, on_token, on_done, of_client=True):
+        """Callbacks run on the loop. on_first(cached) then on_token(i) max_tokens-1 times, on_done().
+
+        What no client asked for takes its time, but of the counters only one: the tokens that were computed for it.
+        """
         hashes = chain_hashes(tokens, self.block)
-        self.queue.append((tokens, hashes, max_tokens, on_first, on_token, on_done))
+        self.queue.append((tokens, hashes, max_tokens, on_first, on_token, on_done, of_client))
         if len(self.queue) > self.max_queue:
             self.max_queue = len(self.queue)
         if not self.busy:
@@ -126,9 +130,12 @@ class SimWorker:
         while n < usable and hashes[n] in cache:
             n += 1
         cached = n * self.block
-        self.n_req += 1
-        self.n_prompt += len(tokens)
-        self.n_cached += cached
+        if req[-1]:
+            self.n_req += 1
+            self.n_prompt += len(tokens)
+            self.n_cached += cached
+        else:
+            self.n_unasked += len(tokens) - cached
         cost = self.base_s + (len(tokens) - cached) * self.prefill_s
         self.busy_s += cost
         self.loop.call_later(cost, self._prefilled, req, cached)
@@ -158,7 +165,7 @@ class SimWorker:
                 self.on_event("removed", gone)
 
     def _prefilled(self, req, cached):
-        tokens, hashes, max_tokens, on_first, on_token, on_done = req
+        tokens, hashes, _, on_first, *_ = req
         self._insert(hashes, tokens)
         on_first(cached)
         self._step(req, 1)
@@ -175,7 +182,7 @@ class SimWorker:
         self._step(req, i + 1)
 
     def _finish(self, req):
-        tokens, hashes, max_tokens, on_first, on_token, on_done = req
+        tokens, hashes, max_tokens, _, _, on_done, _ = req
         self.n_out += max_tokens
         out = out_tokens(tokens, max_tokens)
         full = tokens + out[:-1]
