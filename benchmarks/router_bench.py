@@ -6,8 +6,8 @@ over seeds, of "heavy" the median over rounds; "heavy" is below a rival only whe
 more than their spread (median absolute deviation). Hits and requests are clients'; what a router has engines compute unasked
 takes their time, and is told as a share of what clients asked for. At the end every bound is printed with the best rival.
 
-Suites: micro (CPU, memory), paced (CPU of streams at an engine's pace), latency, rss (150,000 words), trace, heavy, small
-(24 tenants with long system prompts; caches of a quarter of the working set).
+Suites: micro (CPU, memory), workers (two processes against one), paced (CPU of streams at an engine's pace), latency, rss
+(150,000 words), trace, heavy, small (24 tenants with long system prompts; caches of a quarter of the working set).
 Run: python benchmarks/router_bench.py [suite …] [--rounds 5] [--seeds 5] [--only "kv|vllm-router round_robin"]
 """
 
@@ -53,10 +53,11 @@ SHAPES = {
 }
 """By placing suite: the trace's parameters, and microseconds of prefill per uncached token."""
 
-TWICE = "short twice"
 ONE_AND_TWO = ((KV, WORKERS), (BARE, BARE_TWICE))
-MICRO = (("short", 32, ()), ("stream", 32, ("--chunks", 64)), (TWICE, 64, ()))
-"""Test, client connections, more parameters. The last is of two processes alone: each has as many connections as one had."""
+MICRO = (("short", ()), ("stream", ("--chunks", 64)))
+"""Test, more parameters."""
+
+CONNECTIONS = 32
 
 MIN_ROUNDS = 3
 """Fewer say nothing of their spread."""
@@ -143,28 +144,15 @@ def micro(stand_of, contenders, options, report):
     """CPU per request, and memory."""
     stand = stand_of("zero")
     with stand.engines(), ExitStack() as stack:
-        routers = start_all(
-            stack, stand, contenders((BARE, BARE_TWICE, *OWN, *ROUND_ROBIN, *PLACING))
-        )
+        routers = start_all(stack, stand, contenders((BARE, *OWN, *ROUND_ROBIN, *PLACING)))
         rss = {one.name: rss_mb(*up.pids) for one, up in routers.items()}
         figures, rates = {}, {}
-        for test, connections, extra in MICRO:
+        for test, extra in MICRO:
             for _ in range(options.rounds):
                 for one, up in routers.items():
-                    if test == TWICE and one.name not in {two.name for _, two in ONE_AND_TWO}:
-                        continue
-                    before_s = cpu_s(*up.pids)
-                    times = ("--seconds", options.seconds, "--warmup", 0.2)
-                    result = load(
-                        *(test.split()[0], "--port", up.port, "--concurrency", connections),
-                        *("--ignore-eos", *times, *extra),
-                    )
-                    used_ms = (cpu_s(*up.pids) - before_s) * 1e3
-                    if result["errors"]:
-                        print(f"{one.name}: {result['errors']} errors in {test}")
-                    used_ms /= max(1, result["total"])
+                    used_ms, rate = asked(one, up, test, CONNECTIONS, options.seconds, extra)
                     figures.setdefault((test, one.name), []).append(used_ms)
-                    rates.setdefault((test, one.name), []).append(result["rps"])
+                    rates.setdefault((test, one.name), []).append(rate)
         print("\nCPU ms per request, least (median) of rounds; memory of the tree at rest, MB\n")
         print(f"{'':26}{'short':>18}{'64-chunk stream':>20}{'RSS':>8}{'after':>7}{'short/s':>9}")
         for one, up in routers.items():
@@ -178,14 +166,14 @@ def micro(stand_of, contenders, options, report):
             f"\n{os.cpu_count()} cores are shared by clients, engines and router. What several processes bring in throughput"
             "\nshows in the last column only where there are more cores than those three keep busy."
         )
-    least = {test: {} for test, _, _ in MICRO}
+    least = {test: {} for test, _ in MICRO}
     for (test, name), values in figures.items():
         least[test][name] = min(values)
     report_micro(report, least, rss)
 
 
 def report_micro(report, least, rss):
-    short, stream, more = least["short"], least["stream"], least[TWICE]
+    short, stream = least["short"], least["stream"]
     everyone = (*ROUND_ROBIN, *PLACING)
     if KV.name in short:
         best = best_of(short, ROUND_ROBIN)
@@ -201,17 +189,51 @@ def report_micro(report, least, rss):
         report.fixed("relay and router, CPU ms / short", own, "≤ 0.15", own <= 0.15)
         own = stream[RELAYED.name]
         report.fixed("relay and router, CPU ms / stream", own, "≤ 0.6", own <= 0.6)
-    for title, figures in (("same connections", short), ("as many each", more)):
-        ratios = {
-            one.name: figures[two.name] / short[one.name]
-            for one, two in ONE_AND_TWO
-            if one.name in short and two.name in figures
-        }
-        if KV.name in ratios:
-            # What two processes cost that do next to nothing is the machine's: wakes, caches, switches.
-            machine = ("bare", ratios[BARE.name]) if BARE.name in ratios else ("", None)
-            ratio = ratios[KV.name]
-            report.fixed(f"2 workers / 1, CPU, {title}", ratio, "≤ 1.1", ratio <= 1.1, machine)
+
+
+def asked(one, up, test, connections, seconds, extra=()):
+    """CPU milliseconds per request of one turn, and requests per second."""
+    before_s = cpu_s(*up.pids)
+    result = load(
+        *(test, "--port", up.port, "--concurrency", connections),
+        *("--ignore-eos", "--seconds", seconds, "--warmup", 0.2, *extra),
+    )
+    used_ms = (cpu_s(*up.pids) - before_s) * 1e3
+    if result["errors"]:
+        print(f"{one.name}: {result['errors']} errors in {test}")
+    return used_ms / max(1, result["total"]), result["rps"]
+
+
+def workers(stand_of, contenders, options, report):
+    """CPU per short request of two processes against one, turn beside turn: a ratio of each round, their median and spread.
+
+    What two processes cost that do next to nothing ("bare") is the machine's: wakes, caches, switches.
+    """
+    stand = stand_of("zero")
+    chosen = contenders([one for pair in ONE_AND_TWO for one in pair])
+    with stand.engines(), ExitStack() as stack:
+        routers = {one.name: (one, up) for one, up in start_all(stack, stand, chosen).items()}
+        ratios = {}
+        for _ in range(4 * options.rounds):
+            for one, two in ONE_AND_TWO:
+                if one.name not in routers or two.name not in routers:
+                    continue
+                alone, _ = asked(*routers[one.name], "short", CONNECTIONS, options.seconds)
+                for title, connections in (
+                    ("same connections", CONNECTIONS),
+                    ("as many each", 2 * CONNECTIONS),
+                ):
+                    used, _ = asked(*routers[two.name], "short", connections, options.seconds)
+                    ratios.setdefault((title, two.name), []).append(used / alone)
+    print("\nCPU per short request, two processes against one: median of rounds, spread\n")
+    for (title, name), values in ratios.items():
+        middle, spread = middle_and_spread(values)
+        print(f"{name:26}{title:20}{middle:7.3f} ± {spread:.3f}")
+        if name == WORKERS.name:
+            bare = ratios.get((title, BARE_TWICE.name))
+            machine = ("bare", statistics.median(bare)) if bare else ("", None)
+            row = f"2 workers / 1, CPU, {title}"
+            report.fixed(row, middle, "≤ 1.1", middle <= 1.1, machine)
 
 
 def paced(stand_of, contenders, options, report):
@@ -426,7 +448,13 @@ def report_placing(report, suite, rows, bound):
         report.at_most("small: TTFT mean, ms", ttft, 0.9, best_ttft)
 
 
-SUITES = {"micro": micro, "paced": paced, "latency": latency, "rss": big_vocabulary}
+SUITES = {
+    "micro": micro,
+    "workers": workers,
+    "paced": paced,
+    "latency": latency,
+    "rss": big_vocabulary,
+}
 SUITES |= {name: placing(name) for name in SHAPES}
 
 
