@@ -13,9 +13,9 @@ COMPILED = {
     "dynctl/agents/relay": "forward metrics relay",
     "dynctl/http1": "body call connection exchange gathering guard message request server server_connection sse tls_reads upstream",
     "dynctl/kv": "hashing orphans runs slower tracker",
-    "dynctl/router": "admission afterwards bookings choosing deadlines desk expected fallback flight forks handoff hits hot ledger legs "
-    "loading metrics orders overlaps paths placement prefix_index prompt rates reply rooms route_keys server short_flight text_blocks "
-    "transfer_cost units verdicts warming worker_table workers",
+    "dynctl/router": "admission afterwards attempts bookings choosing deadlines desk doers expected fallback flight forks handoff hits hot "
+    "ledger legs loading metrics orders overlaps paths placement prefix_index prompt rates reply rooms route_keys server short_flight "
+    "slow_start tally text_blocks transfer_cost units verdicts warming worker_table workers",
     "dynctl/router/api": "answers keys known_bodies requests streams",
     "dynctl/router/policies": "kv least_loaded prefix random round_robin",
     "dynctl/router/sources": "feed route",

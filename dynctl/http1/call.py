@@ -24,8 +24,18 @@ class UpstreamError(DynctlError):
         """`connect`, `closed`, `protocol` or `timeout`."""
 
 
+class ReceiverError(UpstreamError):
+    """Given to a receiver that raised: it is its own code that failed, not the origin."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("protocol", message)
+
+
 class ResponseSink(Protocol):
-    """Who receives an answer. The last call is exactly one of `on_end` and `on_error`."""
+    """Who receives an answer. The last call is exactly one of `on_end` and `on_error`.
+
+    One that raises, wherever it does, hears of it: its last call is then `on_error` with a `ReceiverError`.
+    """
 
     def on_head(self, status: int, headers: list[Header]) -> None:
         """Take status and fields (names in lower case)."""
@@ -58,6 +68,8 @@ class _Nobody:
 
 _NOBODY: Final = _Nobody()
 
+_NEVER: Final = 1 << 60
+
 
 class Call:
     """One request under way."""
@@ -65,6 +77,7 @@ class Call:
     __slots__ = (
         "_body",
         "_connection",
+        "_ends_tick",
         "_head",
         "_is_over",
         "_is_safe",
@@ -90,6 +103,8 @@ class Call:
         self._is_over = False
         self.heard_tick = 0
         """The pool's sweep during which the origin was last heard."""
+        self._ends_tick = _NEVER
+        """The sweep that ends the call, whatever is heard."""
         self.sink = sink
         self.has_received = False
         self.was_reused = False
@@ -119,6 +134,15 @@ class Call:
         if self._connection is not None:
             self._connection.pause()
 
+    def let_go(self) -> None:
+        """Hear no more: the receiver has all it wants.
+
+        Where the answer ends within `UpstreamLimits.end_timeout_s` its connection serves again; else it is closed.
+        """
+        if not self._is_over:
+            self._take_sink()
+            self._ends_tick = self._pool.tick + self._pool.num_end_ticks
+
     def resume(self) -> None:
         """Read on."""
         self.is_paused = False
@@ -138,9 +162,10 @@ class Call:
         """Ended, failed or cancelled."""
         return self._is_over
 
-    def is_silent_since(self, tick: int) -> bool:
-        """Whether the origin owes bytes and gave none since a sweep."""
-        return self.heard_tick < tick and not self.is_paused and self._connection is not None
+    def is_late(self, tick: int, oldest_tick: int) -> bool:
+        """Whether the origin owes bytes and gave none since the sweep `oldest_tick`, or was to have ended by now."""
+        is_silent = self.heard_tick < oldest_tick and not self.is_paused
+        return (is_silent or tick >= self._ends_tick) and self._connection is not None
 
     def wait_for(self, task: asyncio.Task[None]) -> None:
         """Note the task that opens a connection for this call."""
@@ -166,7 +191,7 @@ class Call:
             try:
                 sink.on_end()
             except Exception as error:  # noqa: BLE001 - one broken receiver must not harm the pool
-                self._pool.report("the receiver of an answer failed", error)
+                self._pool.receiver_failed(sink, error)
 
     def fail(self, kind: str, message: str, connection: "Connection | None" = None) -> None:
         """Report a failure, or try again where that cannot do a thing twice."""
@@ -183,7 +208,7 @@ class Call:
         try:
             sink.on_error(UpstreamError(kind, f"{self._pool.address}: {message}"))
         except Exception as error:  # noqa: BLE001 - one broken receiver must not harm the pool
-            self._pool.report("the receiver of an answer failed", error)
+            self._pool.receiver_failed(sink, error)
 
     def expire(self) -> None:
         """Give up on a silent origin."""

@@ -14,7 +14,7 @@ import httptools
 from dynctl.http1.message import Header
 
 if TYPE_CHECKING:
-    from dynctl.http1.call import Call
+    from dynctl.http1.call import Call, ResponseSink
     from dynctl.http1.upstream import Upstream
 
 MAX_INTERIM_RESPONSES: Final = 10
@@ -177,10 +177,6 @@ class Connection(asyncio.Protocol):
             self._num_head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserCallbackError as error:
-            self._pool.report("the receiver of an answer failed", error)
-            self._fail("protocol", "the receiver of the answer failed")
-            return
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self._is_complete:
                 self._hand_on(call)
@@ -208,12 +204,12 @@ class Connection(asyncio.Protocol):
     def _take_whole(self, call: "Call", known: KnownAnswer, body: bytes) -> None:
         """Do what the parser and `_hand_on` do, for an answer that came in one read."""
         self._has_head = self._is_complete = self._can_keep_alive = True
+        sink = call.sink
         try:
-            call.sink.on_head(known.status, known.fields)
-            call.sink.on_data(body)
+            sink.on_head(known.status, known.fields)
+            sink.on_data(body)
         except Exception as error:  # noqa: BLE001 - one broken receiver must not harm the pool
-            self._pool.report("the receiver of an answer failed", error)
-            self._fail("protocol", "the receiver of the answer failed")
+            self._receiver_failed(call, sink, error)
             return
         if self._call is not None:
             self._release()
@@ -271,7 +267,11 @@ class Connection(asyncio.Protocol):
             self._fail("protocol", f"the origin answered with a redirect ({status})")
         else:
             self._has_head = True
-            call.sink.on_head(status, self._pairs)
+            sink = call.sink
+            try:
+                sink.on_head(status, self._pairs)
+            except Exception as error:  # noqa: BLE001 - one broken receiver must not harm the pool
+                self._receiver_failed(call, sink, error)
 
     def on_message_complete(self) -> None:
         """Note the end; the connection is given back once the parser has returned."""
@@ -294,11 +294,16 @@ class Connection(asyncio.Protocol):
         pieces.clear()
         if not data or self._call is None:
             return
+        sink = call.sink
         try:
-            call.sink.on_data(data)
+            sink.on_data(data)
         except Exception as error:  # noqa: BLE001 - one broken receiver must not harm the pool
-            self._pool.report("the receiver of an answer failed", error)
-            self._fail("protocol", "the receiver of the answer failed")
+            self._receiver_failed(call, sink, error)
+
+    def _receiver_failed(self, call: "Call", sink: "ResponseSink", error: Exception) -> None:
+        """Close, and tell the receiver, even one that has cancelled the call itself before it raised."""
+        call.cancel()
+        self._pool.receiver_failed(sink, error)
 
     def _is_head_too_large(self) -> bool:
         limit = self._pool.limits.max_head_bytes

@@ -128,8 +128,9 @@ class ServerConnection(asyncio.Protocol):
         self.deadline_s = math.inf
         self._pending.clear()
         self._request = self._body = None
-        self._leave()
+        # First, so that whoever fails when told keeps no place.
         self.server.forget(self)
+        self._leave()
 
     def pause_writing(self) -> None:
         """Ask the producer to stop and start the clock of a client that takes nothing."""
@@ -192,8 +193,9 @@ class ServerConnection(asyncio.Protocol):
             self.deadline_s = min(self.deadline_s, deadline_s)
 
     def close_idle(self) -> None:
-        """Close politely; only for idle connections."""
+        """Close politely; only for idle connections. One that has not taken its last answer has some time for it."""
         self._phase = _CLOSED
+        self.deadline_s = self.server.now_s() + self.server.limits.write_timeout_s
         self._transport.close()
 
     def expire(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from dynctl.files import reason
-from dynctl.http1.call import Call, ResponseSink, UpstreamError
+from dynctl.http1.call import Call, ReceiverError, ResponseSink, UpstreamError
 from dynctl.http1.connection import Connection, KnownAnswer
 from dynctl.http1.gathering import Gatherer
 from dynctl.http1.message import Header, field_lines
@@ -22,6 +22,7 @@ from dynctl.http1.tls_reads import TlsReads
 __all__ = [
     "Address",
     "Call",
+    "ReceiverError",
     "Response",
     "ResponseSink",
     "Upstream",
@@ -62,6 +63,8 @@ class UpstreamLimits:
     origin closes it. Source: uvicorn `--timeout-keep-alive` default."""
     silence_timeout_s: float = 600.0
     """Without a byte of the answer while it is not paused. Callers with a deadline cancel sooner."""
+    end_timeout_s: float = 2.0
+    """For the end of an answer whose receiver has all it wants."""
     max_head_bytes: int = 64 * 1024
     gather_s: float = 0.001
     """Of calls that gather: what comes within it goes on as one piece."""
@@ -88,6 +91,7 @@ class Upstream:
         self.tick = 0
         """Counts sweeps: a clock that costs a call nothing."""
         self._max_silent_ticks = int(self.limits.silence_timeout_s / _SWEEP_S) + 1
+        self.num_end_ticks = int(self.limits.end_timeout_s / _SWEEP_S) + 1
         host = f"[{address.host}]" if ":" in address.host else address.host
         self._host = f"{host}:{address.port}".encode() if not address.path else b"localhost"
         self._idle: list[Connection] = []
@@ -285,9 +289,19 @@ class Upstream:
         self._opening.add(task)
         task.add_done_callback(self._opened)
 
-    def report(self, message: str, error: Exception) -> None:
+    def receiver_failed(self, sink: ResponseSink, error: Exception) -> None:
+        """Report that a receiver raised, and tell it: whatever it has begun for others it can still end."""
+        self._report(error)
+        text = f"{self.address}: the receiver of the answer failed"
+        try:
+            sink.on_error(ReceiverError(text))
+        except Exception as further:  # noqa: BLE001 - it has been told
+            self._report(further)
+
+    def _report(self, error: Exception) -> None:
         """Pass a fault of our own to the loop's exception handler."""
-        self._loop.call_exception_handler({"message": message, "exception": error})
+        context = {"message": "the receiver of an answer failed", "exception": error}
+        self._loop.call_exception_handler(context)
 
     # Own affairs
 
@@ -338,6 +352,9 @@ class Upstream:
         except OSError as error:
             call.fail("connect", f"cannot connect: {reason(error)}")
             return
+        except ValueError as error:  # a name that can be none
+            call.fail("connect", f"cannot connect: {error}")
+            return
         connection = cast("Connection", made.protocol if isinstance(made, TlsReads) else made)
         if not connection.is_usable:
             call.fail("connect", "the connection was closed at once")
@@ -358,7 +375,7 @@ class Upstream:
         self.tick += 1
         now_s = self._now_s()
         oldest_tick = self.tick - self._max_silent_ticks
-        for call in [call for call in self._calls if call.is_silent_since(oldest_tick)]:
+        for call in [call for call in self._calls if call.is_late(self.tick, oldest_tick)]:
             call.expire()
         while self._waiting and (self._waiting[0][0] <= now_s or self._waiting[0][1].is_over):
             _, call = self._waiting.popleft()

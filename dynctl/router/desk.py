@@ -8,14 +8,13 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from dynctl import registry
 from dynctl.core.kv_links import LinkClasses
 from dynctl.core.text import clean
 from dynctl.http1.request import Request
-from dynctl.router import index_progress
 from dynctl.router.admission import RetryBudget, WaitingLine
 from dynctl.router.afterwards import Afterwards
 from dynctl.router.alarms import Alarms, apart, unreached
@@ -27,13 +26,15 @@ from dynctl.router.decision_log import open_log
 from dynctl.router.decisions import DecisionRing
 from dynctl.router.findings import Finding
 from dynctl.router.first_events import FirstEvents
+from dynctl.router.gauges import gauges
 from dynctl.router.hits import HitBook
-from dynctl.router.metrics import Metrics, Values, gauge
+from dynctl.router.metrics import Metrics
 from dynctl.router.orders import deadline_s, level_of
 from dynctl.router.placement import Placement
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.probes import Probes
 from dynctl.router.prompt import Hashers
+from dynctl.router.reply import Reply
 from dynctl.router.route_keys import RouteKeys
 from dynctl.router.sessions import Sessions
 from dynctl.router.shadow import Shadow
@@ -41,8 +42,8 @@ from dynctl.router.shared_books import SharedBooks
 from dynctl.router.sources.fleet import Fleet
 from dynctl.router.text_blocks import TextHolders
 from dynctl.router.tokens import ModelTokenizer, PromptTokens
+from dynctl.router.verdicts import own_fault
 from dynctl.router.worker_table import WorkerTable
-from dynctl.router.workers import Worker
 
 if TYPE_CHECKING:
     from dynctl.router.flight import Flight
@@ -58,14 +59,6 @@ _PROBE_EVERY: Final = 10
 
 _IS_COMPILED: Final = not __file__.endswith(".py")
 _GENERATING: Final = frozenset(("decode", "aggregated"))
-
-_ENGINE_GAUGES = (
-    ("inflight", "Booked requests."),
-    ("pending_prefill_tokens", "Booked prompt tokens not yet prefilled."),
-    ("reserved_tokens", "Booked KV memory."),
-    ("blocks", "Blocks in the index."),
-    ("loadable_blocks", "Blocks in slower media."),
-)
 
 
 class Desk:
@@ -124,7 +117,8 @@ class Desk:
         self.is_draining = False
         self.books: SharedBooks | None = None
         """Set where other processes serve the same port."""
-        self._started_unix_s = time.time()
+        self.started_unix_s = time.time()
+        self.is_compiled = _IS_COMPILED
         self._ticks = 0
         self._pump: asyncio.Handle | None = None
         self._is_pumping = False
@@ -143,7 +137,7 @@ class Desk:
                 log.warning("%d requests are cut at the end of the drain", len(self.flights))
         self.afterwards.close()
         for flight in tuple(self.flights):
-            flight.cut()
+            self.act(flight, flight.cut)
         self._timer.cancel()
         if self.books is not None:
             self.books.close()
@@ -206,6 +200,32 @@ class Desk:
 
     # Flights
 
+    def act(self, flight: "Flight | ShortFlight", act: Callable[..., None], *args: object) -> bool:
+        """Do something for one request; where our own code fails that one ends. Whether it went well."""
+        try:
+            act(*args)
+        except Exception:  # noqa: BLE001 - whatever it is, neither the others nor a drain are to suffer from it
+            self.lost(flight)
+            return False
+        return True
+
+    def lost(self, flight: "Flight | ShortFlight") -> None:
+        """End a request that our own code has failed; called while that is handled."""
+        text = "request %s is ended by a fault of the router's own"
+        log.exception(text, flight.request_id)  # noqa: LOG004 - handled by the caller
+        self.afterwards.guard(flight.abandon)
+        self.let_go(flight)
+
+    def tell_fault(self, reply: Reply) -> None:
+        """Tell a client that the router failed it; one that has its answer is not concerned, only books are."""
+        failure = own_fault()
+        if not reply.give_up(failure):
+            self.metrics.book_faults.add()
+            return
+        self.metrics.errors.add(failure.reason)
+        if reply.code == 200:
+            self.metrics.stream_broken.add(failure.reason)
+
     def enter(self, flight: "Flight | ShortFlight") -> None:
         """Take a request in."""
         self.flights.add(flight)
@@ -267,7 +287,7 @@ class Desk:
         if failure is not None:
             last = line.last_below(model, level, self.loop.time())
             if last is not None:
-                last.expire(failure)
+                self.act(last, last.expire, failure)
                 failure = line.join(flight, model, level, arrived_s, deadline_s(head))
         if not self._is_pumping:
             self.pump_soon()
@@ -295,8 +315,8 @@ class Desk:
                 continue
             failure = self.line.lateness(flight, now_s)
             if failure is not None:
-                self._act(flight, flight.expire, failure)
-            elif not self._act(flight, self._resume, flight):
+                self.act(flight, flight.expire, failure)
+            elif not self.act(flight, self._resume, flight):
                 self.line.leave(flight)
             elif flight in self.line:
                 return
@@ -312,14 +332,15 @@ class Desk:
         self._ticks += 1
         if self._ticks % _CHECK_EVERY == 0:
             for running in tuple(self.flights):
-                self._act(running, running.check, now_s)
+                self.act(running, running.check, now_s)
+        if len(self.line):
+            for flight, failure in self.line.expired(now_s):
+                self.act(flight, flight.expire, failure)
+            self.pump_soon()
+        # What may fail and ends no request comes behind what ends them in time.
         if self.books is not None:
             self.books.exchange(now_s)
         self.index.sweep(now_s)
-        if len(self.line):
-            for flight, failure in self.line.expired(now_s):
-                self._act(flight, flight.expire, failure)
-            self.pump_soon()
         if self._ticks % _PROBE_EVERY == 0:
             self.workers.relax(now_s, self.index)
             self.first_events.look(now_s)
@@ -327,14 +348,6 @@ class Desk:
             for finding in (*self.alarms.tick(now_s), *self.probes.tick(now_s)):
                 subject = f"engine {clean(finding.engine)}" if finding.engine else "this router"
                 log.warning("%s: %s (%s)", subject, finding.text, finding.hint)
-
-    def _act(self, flight: "Flight | ShortFlight", act: Callable[..., None], *args: object) -> bool:
-        """Do something for one of many requests. Where it fails that one ends: neither the others nor a drain suffer from it."""
-        if self.afterwards.guard(act, *args):
-            return True
-        self.afterwards.guard(flight.cut)
-        self.let_go(flight)
-        return False
 
     def set_policy(self, name: str) -> None:
         """Change the policy for all decisions from now on.
@@ -367,73 +380,7 @@ class Desk:
     def exposition(self) -> bytes:
         """All metrics as Prometheus text."""
         self.afterwards.keep()
-        return self.metrics.exposition(self._gauges())
-
-    def _gauges(self) -> Iterable[str]:
-        workers = self.workers.all()
-        by_state: dict[tuple[str, ...], float] = {}
-        by_parity: dict[tuple[str, ...], float] = {}
-        for worker in workers:
-            state = str(worker.info.state) if worker.is_reachable else "unreachable"
-            key = (worker.info.role, state)
-            by_state[key] = by_state.get(key, 0) + 1
-            parity = worker.parity if self.tokens.tokenizer else "none"
-            by_parity[(parity,)] = by_parity.get((parity,), 0) + 1
-        yield from gauge("compiled", "1 where compiled modules serve.", {(): float(_IS_COMPILED)})
-        yield from gauge("inflight", "Requests accepted and not ended.", {(): len(self.flights)})
-        yield from gauge("queued", "Requests waiting for an engine.", {(): len(self.line)})
-        yield from gauge("engines", "Engines known.", by_state, ("role", "state"))
-        yield from self._of_engines(workers)
-        yield from gauge("tokenizer_engines", "Engines by parity.", by_parity, ("parity",))
-        yield from gauge("index_blocks", "Distinct block hashes.", {(): len(self.index)})
-        parts: dict[tuple[str, ...], float] = {
-            (part,): float(tokens) for part, tokens in self.hits.tokens.items()
-        }
-        yield from gauge("hit_tokens", "Prompt tokens by what became of them.", parts, ("part",))
-        probes: dict[tuple[str, ...], float] = {
-            ("asked",): float(self.hits.probe_tokens),
-            ("cached",): float(self.hits.probe_cached_tokens),
-        }
-        yield from gauge("probe_tokens", "Tokens of own questions asked again.", probes, ("what",))
-        yield from self._of_parts()
-        yield from self._by_route_key()
-        found: dict[tuple[str, ...], float] = {(f.engine, f.cause): 1.0 for f in self.findings()}
-        yield from gauge("findings", "Broken preconditions.", found, ("engine", "cause"))
-        yield from gauge("start_time_seconds", "Start, Unix time.", {(): self._started_unix_s})
-
-    def _of_engines(self, workers: Iterable[Worker]) -> Iterable[str]:
-        index = self.index
-        facts = [
-            (
-                (w.id,),
-                (
-                    w.active_requests,
-                    w.pending_prefill_tokens,
-                    w.reserved_tokens,
-                    index.num_blocks(w.id),
-                    index.num_slower_blocks(w.id),
-                ),
-            )
-            for w in workers
-        ]
-        for column, (name, text) in enumerate(_ENGINE_GAUGES):
-            values: Values = {key: row[column] for key, row in facts}
-            yield from gauge(f"engine_{name}", text, values, ("engine",))
-
-    def _of_parts(self) -> Iterable[str]:
-        yield from self.placement.sessions.exposition()
-        yield from self.placement.links.exposition(self.settings.kv_bytes_per_token)
-        yield from index_progress.exposition(self.workers, self.index, self.fleet.reading)
-        if self.decision_log is not None:
-            yield from self.decision_log.exposition()
-
-    def _by_route_key(self) -> Iterable[str]:
-        learned = self.workers.lengths.learned(self.route_keys.sums.names())
-        lengths: dict[tuple[str, ...], float] = {
-            (key,): round(tokens, 1) for key, tokens in learned.items()
-        }
-        yield from gauge("expected_output_tokens", "Of an answer.", lengths, ("route_key",))
-        yield from self.route_keys.sums.lines()
+        return self.metrics.exposition(gauges(self))
 
 
 def load_policy(name: str) -> Policy:

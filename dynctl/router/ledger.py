@@ -34,6 +34,7 @@ class Ledger:
         "_prefill_ms",
         "_ring",
         "arrived_s",
+        "booked",
         "bookings",
         "lapses_s",
         "last_s",
@@ -70,6 +71,9 @@ class Ledger:
         self.last_s = 0.0
         """When the last token came."""
         self.bookings: dict[Leg, Booking] = {}
+        """Of the present attempt."""
+        self.booked: list[Booking | Move] = []
+        """All that ever was, entered as soon as it is."""
         self.source: Worker | None = None
         """The engine last chosen to prefill for another."""
         self.lapses_s = 0.0
@@ -231,8 +235,8 @@ class Ledger:
 
     def concluded(self, outcome: str, code: int) -> None:
         """Write the end into the decisions that have none yet; `code` is what the client got."""
-        self._key.ended(code)
         self.drop_move()
+        self._key.ended(code)
         for decision in self._decisions.values():
             decision.outcome = decision.outcome or outcome
 
@@ -244,6 +248,16 @@ class Ledger:
         """Tokens the index expected on the device of a leg's engine when it was chosen."""
         decision = self._decisions.get(leg)
         return 0 if decision is None else decision.device_tokens
+
+    def give_back(self) -> None:
+        """Take out of the books whatever is still in them."""
+        self.bookings.clear()
+        while self.booked:
+            one = self.booked.pop()
+            if isinstance(one, Move):
+                one.dropped()
+            elif not one.is_released:
+                one.release()
 
     def drop_move(self) -> None:
         """Take the transfer out of the books: it will not happen."""

@@ -11,6 +11,7 @@ from dynctl.router.choosing import Load
 from dynctl.router.config import Settings
 from dynctl.router.decisions import Decision
 from dynctl.router.transfer_cost import Links, PathCosts, TransferFacts, can_transfer, stall_ms
+from dynctl.router.worker_table import View, WorkerTable
 from dynctl.router.workers import Worker
 
 
@@ -51,6 +52,22 @@ def partners(workers: Sequence[Worker], others: Sequence[Worker]) -> list[Worker
         for worker in workers
         if any(may_exchange_kv(worker.info, other.info) for other in others)
     ]
+
+
+def fitting(
+    table: WorkerTable, workers: Sequence[Worker], others: Sequence[Worker]
+) -> Sequence[Worker]:
+    """The same, where there are any others, and any pair that does not fit at all."""
+    is_any = not (others and table.has_strange_pairs)
+    return workers if is_any else partners(workers, others)
+
+
+def unfit(table: WorkerTable, view: View, others: Sequence[Worker]) -> Container[str]:
+    """The rest of a view's engines, by id."""
+    found = fitting(table, view.workers, others)
+    if found is view.workers:
+        return ()
+    return {worker.id for worker in view.workers if worker not in found}
 
 
 def with_moves(

@@ -7,7 +7,7 @@ sockets, clocks. IO: a log line when a policy fails.
 
 import logging
 import random
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from dynctl.router.fallback import RoutingBreaker
 from dynctl.router.hits import Outlook
 from dynctl.router.loading import Held
 from dynctl.router.overlaps import Overlaps
-from dynctl.router.paths import Pick, partners, way, with_moves
+from dynctl.router.paths import Pick, fitting, unfit, way, with_moves
 from dynctl.router.policies.least_loaded import POLICY as PLAIN
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.prompt import Prompt
@@ -56,6 +56,8 @@ class Order(NamedTuple):
     """Whether an excluded engine may be tried again when there is no other."""
     session: bytes = b""
     """The session it says it belongs to; empty: none."""
+    booked: list[Booking | Move] | None = None
+    """Takes all that is booked as soon as it is; whoever gives it gives that back, also where placing fails midway."""
 
 
 @dataclass(slots=True)
@@ -136,7 +138,7 @@ class Placement:
         view = self.workers.view(DECODE, order.model, now_s)
         mains = self._candidates(order, "decode", view, now_s)
         sources = [] if source is None else [source]
-        mains = self._fitting(mains, sources)
+        mains = fitting(self.workers, mains, sources)
         if not mains:
             return Unplaced(self._why_none(order, DECODE))
         pick = self._pick(order, "decode", view, mains, now_s, others=sources)
@@ -148,21 +150,21 @@ class Placement:
         if source is None:
             return True
         workers = self.workers.view(DECODE, source.info.model, now_s).workers
-        return not workers or bool(self._fitting(workers, [source]))
+        return not workers or bool(fitting(self.workers, workers, [source]))
 
     def place_prefill(self, order: Order, main: Worker, now_s: float) -> Placed:
         """Choose another prefill engine for a request that is booked on the decode engine `main`; there may be none."""
         view = self.workers.view(_PREFILL, order.model, now_s)
-        if view.workers and not self._fitting(view.workers, [main]):
+        if view.workers and not fitting(self.workers, view.workers, [main]):
             return Placed(None, None, None, local_reason="other_kv")
-        prefills = self._fitting(self._candidates(order, "prefill", view, now_s), [main])
+        prefills = fitting(self.workers, self._candidates(order, "prefill", view, now_s), [main])
         if not prefills:
             return Placed(None, None, None, local_reason="no_prefill_engine")
         pick = self._pick(order, "prefill", view, prefills, now_s, others=[main])
         booking, decision = self._book(order, pick)
+        outlook = self._outlook(order, pick)
         move = self._book_move(order, pick.worker, main, now_s)
         self._note_move(move, now_s, decision)
-        outlook = self._outlook(order, pick)
         held = decision.overlap_tokens
         return Placed(None, booking, held, move, outlook, decisions=[decision])
 
@@ -184,9 +186,11 @@ class Placement:
         prefill_view = self.workers.view(_PREFILL, order.model, now_s)
         if not prefill_view.workers:
             return self._place_local(order, view, mains, "no_prefill_engine", now_s)
-        if not self._fitting(prefill_view.workers, mains):
+        if not fitting(self.workers, prefill_view.workers, mains):
             return self._place_local(order, view, mains, "other_kv", now_s)
-        prefills = self._fitting(self._candidates(order, "prefill", prefill_view, now_s), mains)
+        prefills = fitting(
+            self.workers, self._candidates(order, "prefill", prefill_view, now_s), mains
+        )
         if not prefills:
             # Prefill engines are full: queueing beats turning a decode engine into one. After a failure it does not.
             if order.excluded:
@@ -196,7 +200,7 @@ class Placement:
         settings, policy = self._settings, self.policy
         is_weighed = bool(settings.conditional_prefill) and policy.uses_index
         if not is_weighed:
-            mains = self._fitting(mains, [prefill.worker])
+            mains = fitting(self.workers, mains, [prefill.worker])
         main = self._pick(order, "decode", view, mains, now_s, prefill)
         reason, costs = way(settings, self.links, main, prefill, now_s, is_weighed=is_weighed)
         main.decision.costs = prefill.decision.costs = costs
@@ -213,6 +217,7 @@ class Placement:
             return Placed(booking, None, held, None, outlook, reason, [decision])
         booking, decision = self._book(order, main)
         prefill_booking, prefill_decision = self._book(order, prefill)
+        outlook = self._outlook(order, prefill)
         move = self._book_move(order, prefill.worker, main.worker, now_s, main.overlap)
         self._note_move(move, now_s, decision, prefill_decision)
         return Placed(
@@ -220,7 +225,7 @@ class Placement:
             prefill_booking,
             prefill_decision.overlap_tokens,
             move,
-            self._outlook(order, prefill),
+            outlook,
             "",
             [decision, prefill_decision],
         )
@@ -235,7 +240,10 @@ class Placement:
     ) -> Move:
         """Book the transfer from a prefill engine just booked; what the decode engine has cached stays there."""
         tokens = max(order.prompt.num_tokens - overlap, 1)
-        return self.links.book(source.id, target.id, tokens, source.free_at_s, now_s)
+        move = self.links.book(source.id, target.id, tokens, source.free_at_s, now_s)
+        if order.booked is not None:
+            order.booked.append(move)
+        return move
 
     def _note_move(self, move: Move, now_s: float, *decisions: Decision) -> None:
         basis = self.links.basis(move.source, move.target, now_s)
@@ -268,18 +276,6 @@ class Placement:
         if tokens > table.tally.small_tokens or table.may_limit(now_s):
             return table.with_room(workers, now_s, prompt, tokens)
         return workers
-
-    def _fitting(self, workers: Sequence[Worker], others: Sequence[Worker]) -> Sequence[Worker]:
-        """Those whose KV blocks are of use to at least one of the others, where there are any."""
-        is_any = not (others and self.workers.has_strange_pairs)
-        return workers if is_any else partners(workers, others)
-
-    def _apart(self, view: View, others: Sequence[Worker]) -> Container[str]:
-        """The rest of them, by id."""
-        fitting = self._fitting(view.workers, others)
-        if fitting is view.workers:
-            return ()
-        return {worker.id for worker in view.workers if worker not in fitting}
 
     def _output_tokens(self, order: Order, leg: str) -> int:
         """What an answer is expected to have."""
@@ -314,7 +310,7 @@ class Placement:
         held = self._try_overlaps(prompt, view, workers, now_s, may_load=leg != "decode")
         need = self._need(order, leg, now_s)
         loads = [worker.cached_load or worker.load() for worker in workers]
-        apart = self._apart(view, others if sender is None else [sender.worker])
+        apart = unfit(self.workers, view, others if sender is None else [sender.worker])
         if leg == "decode":
             loads = with_moves(self.links, loads, sender, settings.decode_stall, now_s, apart)
         wanted: Policy = self.policy
@@ -414,6 +410,8 @@ class Placement:
             *(need.prompt_tokens, uncached, need.output_tokens, need.now_s, need.recent_unit),
             prompt,
         )
+        if order.booked is not None:
+            order.booked.append(booking)
         if self.shadow is not None and decision.leg != "decode":
             self._follow(self.shadow, decision, prompt, pick.workers)
         return booking, decision

@@ -30,8 +30,8 @@ class Reply:
         """Begin a stream of events, unless it has begun; the head leaves with the first of them."""
         if self.code == 200:
             return
-        self.code = 200
         self._exchange.start(200, (), lines=_STREAM_LINES + self._own_lines(), is_held=True)
+        self.code = 200
 
     def write(self, events: bytes) -> None:
         """Send events."""
@@ -49,8 +49,8 @@ class Reply:
 
     def whole(self, body: bytes) -> None:
         """Give a whole answer."""
-        self.code = 200
         self._exchange.respond(200, body, lines=self._own_lines())
+        self.code = 200
 
     def _own_lines(self) -> bytes:
         own = b"x-request-id: %b\r\n" % self._shown_id
@@ -61,3 +61,18 @@ class Reply:
         self.code = failure.status
         headers = (*failure.headers(), (b"x-request-id", self._shown_id))
         self._exchange.respond(failure.status, failure.body(), headers=headers)
+
+    def give_up(self, failure: Failure) -> bool:
+        """End the answer by an error, whatever there is of it; False where the client has it all, or is gone."""
+        exchange = self._exchange
+        if exchange.is_finished or exchange.is_gone:
+            return False
+        try:
+            if self.code == 200:
+                self.break_stream(failure)
+            elif not exchange.is_started:
+                self.fail(failure)
+        finally:
+            # Of what is in no state to be ended the client sees that it is not whole.
+            exchange.abort()
+        return True

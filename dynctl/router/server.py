@@ -4,6 +4,7 @@ Not here: one request's way (`flight`), engines (`sources`). IO: sockets.
 """
 
 import asyncio
+import logging
 import os
 import socket
 import ssl
@@ -27,6 +28,9 @@ from dynctl.router.merging import Shown, add_answers
 from dynctl.router.port_owner import port_owner
 from dynctl.router.processes import Place, Siblings, listen_together
 from dynctl.router.short_flight import begin_short
+from dynctl.router.verdicts import own_fault
+
+log = logging.getLogger("dynctl.router")
 
 _GENERATE: Final = frozenset((COMPLETIONS, CHAT))
 _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
@@ -184,7 +188,8 @@ class Entrance:
         request_id = self._new_id()
         shown_id = _shown_id(request, request_id)
         if not begin_short(desk, exchange, wanted, model, request_id, shown_id):
-            Flight(desk, exchange, wanted, model, request_id, shown_id).begin()
+            flight = Flight(desk, exchange, wanted, model, request_id, shown_id)
+            desk.act(flight, flight.begin)
 
     def _bodies(self, exchange: Exchange) -> KnownBodies:
         """What bodies this client has sent."""
@@ -226,12 +231,19 @@ class Entrance:
         task.add_done_callback(self._asking.discard)
 
     async def _show_all(self, exchange: Exchange, own: Shown) -> None:
-        request, shown = exchange.request, own
+        try:
+            self._give(exchange, await self._joined(exchange.request, own))
+        except Exception:
+            log.exception("the answer to %s could not be put together", exchange.request.path)
+            self._refuse(exchange, own_fault())
+
+    async def _joined(self, request: Request, own: Shown) -> Shown:
+        shown = own
         if self._siblings is not None:
             # Sent to the others too: what changes something is to change it everywhere.
             others = await self._siblings.ask(request.method, request.target.decode("ascii"))
             shown = add_answers(request.path, request.query, own, others)
-        self._give(exchange, await admin.recalled(self._desk, request.path, request.query, shown))
+        return await admin.recalled(self._desk, request.path, request.query, shown)
 
     def _own_answer(self, request: Request) -> Shown:
         if request.path == "/metrics":

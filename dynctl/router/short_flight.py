@@ -9,7 +9,7 @@ every promise is kept in one place. Not here: pools, prompts worth matching. IO:
 import time
 from typing import TYPE_CHECKING
 
-from dynctl.http1.call import Call, UpstreamError
+from dynctl.http1.call import Call, ReceiverError, UpstreamError
 from dynctl.http1.message import Header
 from dynctl.http1.server import Exchange
 from dynctl.router.api.requests import CHAT, ApiRequest
@@ -69,15 +69,18 @@ def begin_short(
     route = desk.routes.get(worker.id)
     if route is None:
         return False
+    body = request.main_body(model or worker.info.model, None)
     desk.workers.num_sent += 1
     prompt_tokens, output_tokens, _, _, unit, _ = need
-    booking = worker.book(prompt_tokens, prompt_tokens, output_tokens, now_s, unit)
     short = ShortFlight(desk, exchange, request, model, request_id, shown_id)
-    short.placed(booking, need, loads, luck, position, is_relayed=route.is_relayed)
-    short.decided_s = time.perf_counter() - started_s
-    call = short.call = route.send(
-        request.endpoint, request_id, request.main_body(model or worker.info.model, None), short
-    )
+    short.booking = worker.book(prompt_tokens, prompt_tokens, output_tokens, now_s, unit)
+    try:
+        short.placed(need, loads, luck, position, is_relayed=route.is_relayed)
+        short.decided_s = time.perf_counter() - started_s
+        call = short.call = route.send(request.endpoint, request_id, body, short)
+    except Exception:  # noqa: BLE001 - whatever it is, the engine is booked already
+        desk.lost(short)
+        return True
     exchange.on_gone = short.gone
     if request.is_stream:
         exchange.on_pause, exchange.on_resume = call.pause, call.resume
@@ -133,7 +136,6 @@ class ShortFlight:
     __slots__ = (
         "_answer",
         "_answered_s",
-        "_booking",
         "_decision",
         "_desk",
         "_exchange",
@@ -149,7 +151,9 @@ class ShortFlight:
         "_position",
         "_reply",
         "_shown_id",
+        "_sink",
         "_status",
+        "booking",
         "call",
         "decided_s",
         "model",
@@ -188,8 +192,10 @@ class ShortFlight:
         self._follower: StreamFollower | None = None
         self._held = b""
         """Events before the first token, as `LegSink` holds them back."""
+        self._sink: LegSink | None = None
+        """Receives the answer for a flight, since there is one."""
         self._decision: Decision | None = None
-        self._booking: Booking
+        self.booking: Booking
         self._need: _Facts
         self._loads: list[Load]
         self._luck: float
@@ -198,7 +204,6 @@ class ShortFlight:
 
     def placed(
         self,
-        booking: Booking,
         need: _Facts,
         loads: list[Load],
         luck: float,
@@ -207,7 +212,6 @@ class ShortFlight:
         is_relayed: bool,
     ) -> None:
         """Note where the request goes, and what that was chosen by."""
-        self._booking = booking
         self._need = need
         self._loads = loads
         self._luck = luck
@@ -236,8 +240,6 @@ class ShortFlight:
 
     def on_end(self) -> None:
         """Pass a sound answer on; any other goes the long way."""
-        if self._is_answered():
-            return
         if self._status == 200 and self._follower is None:
             body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             answer = read_answer(body)
@@ -251,18 +253,18 @@ class ShortFlight:
 
     def on_error(self, error: UpstreamError) -> None:
         """Go the long way: there may be another engine."""
-        if not self._is_answered():
+        if self._sink is not None:
+            # It has failed while it was still told through this.
+            self._sink.on_error(error)
+        elif isinstance(error, ReceiverError):
+            self._desk.lost(self)
+        else:
             self._go_on().on_error(error)
-
-    def _is_answered(self) -> bool:
-        """Whether a stream has been passed on whole."""
-        return self._reply is not None and self._follower is not None and self._follower.is_done
 
     def _follow(self, follower: StreamFollower, data: bytes) -> None:
         """Send the client its first token, with all that came in one read with it; a flight gets the rest of the stream."""
         if self._reply is not None:
-            if not follower.is_done:
-                self._go_on().on_data(data)
+            self._go_on().on_data(data)
             return
         out = follower.feed(data)
         if follower.broken or (follower.is_done and not follower.num_token_events):
@@ -276,6 +278,8 @@ class ShortFlight:
             self._answered_s = self._desk.now_s()
             if follower.is_done:
                 reply.end_stream(out)
+                if self.call is not None:
+                    self.call.let_go()
                 self._desk.answered(self)
             else:
                 reply.write(out)
@@ -291,11 +295,13 @@ class ShortFlight:
                 self._go_on()
             else:
                 self._keep(self._answer)
-        finally:
+        except Exception:  # noqa: BLE001 - whatever it is, the next in turn is not to suffer from it
+            self._desk.lost(self)
+        else:
             self._desk.let_go(self)
 
     def _keep(self, answer: Answer) -> None:
-        desk, usage, booking = self._desk, answer.usage, self._booking
+        desk, usage, booking = self._desk, answer.usage, self.booking
         booking.worker.succeeded(self._answered_s)
         booking.release()
         decision = self.note()
@@ -336,7 +342,13 @@ class ShortFlight:
     # Out of the ordinary…
 
     def check(self, now_s: float) -> None:
-        """Let a flight watch over the deadlines of what is late or has begun; it looks at its next turn."""
+        """Let a flight watch over the deadlines of what is late or has begun; it looks at its next turn.
+
+        Raises:
+            RuntimeError: when nobody is left who would ever go on with it.
+        """
+        if self.call is None or self.call.is_over:
+            raise RuntimeError("nobody goes on with a short request")
         settings = self._desk.settings
         limits_s = settings.body_timeout_s, settings.first_token_timeout_s
         if self._reply is not None or now_s - self._need[3] > limits_s[self.request.is_stream]:
@@ -348,14 +360,39 @@ class ShortFlight:
 
     def gone(self) -> None:
         """The client has left."""
+        self._desk.act(self, self._leave)
+
+    def _leave(self) -> None:
         self._go_on().flight.gone()
+
+    def abandon(self) -> None:
+        """End by a fault of our own, wherever it struck: what is held is given back, and the client told."""
+        if self._sink is not None:
+            self._sink.flight.abandon()
+            return
+        desk, guard = self._desk, self._desk.afterwards.guard
+        if self.call is not None:
+            guard(self.call.cancel)
+        if not self.booking.is_released:
+            guard(self.booking.release)
+        reply = self._reply or Reply(self._exchange, self._shown_id)
+        guard(desk.tell_fault, reply)
+        code = 200 if self._answer is not None else reply.code
+        desk.metrics.requests.add(
+            "chat" if self.request.endpoint == CHAT else "completions", str(code)
+        )
 
     def _go_on(self) -> LegSink:
         """Let a flight receive the answer, from now on; it is told what has come so far."""
         flight = self._promoted()
-        sink = LegSink(flight, Leg.MAIN, is_relayed=self._is_relayed)
+        sink = self._sink = LegSink(flight, Leg.MAIN, is_relayed=self._is_relayed)
         if self.call is not None and not self.call.is_over:
             self.call.sink = sink
+        self._desk.act(flight, self._tell, sink)
+        return sink
+
+    def _tell(self, sink: LegSink) -> None:
+        """Tell what has come so far."""
         follower = self._follower
         if follower is not None:
             sink.follow(follower, self._held)
@@ -365,19 +402,21 @@ class ShortFlight:
             sink.on_head(self._status, self._headers)
         for part in self._parts:
             sink.on_data(part)
-        return sink
 
     def _promoted(self) -> Flight:
         """Make the flight that has sent its first attempt; for `_go_on`, which gives it the answer too."""
         desk = self._desk
-        desk.flights.discard(self)
         flight = Flight(
             desk, self._exchange, self.request, self.model, self.request_id, self._shown_id
         )
         prompt = Prompt.guessed(desk.hashers, self.request.num_chars)
-        placed = Placed(self._booking, None, 0, decisions=[self.note()])
+        placed = Placed(self.booking, None, 0, decisions=[self.note()])
         assert self.call is not None, "it is made by `begin_short`, which sends"
-        flight.adopt(prompt, placed, self.call, self._need[3])
-        if self._reply is not None and self._follower is not None:
-            flight.follow(self._reply, self._follower.num_token_events, self._answered_s)
+        desk.flights.discard(self)
+        flight.call = self.call
+        flight.ledger.booked.append(self.booking)
+        is_well = desk.act(flight, flight.adopt, prompt, placed, self._need[3])
+        if is_well and self._reply is not None and self._follower is not None:
+            facts = self._reply, self._follower.num_token_events, self._answered_s
+            desk.act(flight, flight.follow, *facts)
         return flight

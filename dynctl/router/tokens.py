@@ -6,12 +6,13 @@ come from a cache. IO: files (once), threads.
 
 import asyncio
 import ctypes
+import logging
 import os
 import random
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,11 @@ from dynctl.router.prompt import Hashers, Prompt
 from dynctl.router.template import ChatTemplate
 from dynctl.router.text_blocks import pseudo_ids, spelled
 from dynctl.router.units import UnitCutter
+
+log = logging.getLogger("dynctl.router")
+
+_PATIENCE_S = 10.0
+"""For a prompt in the thread: longer than any takes, and than a client should wait to be placed a little better."""
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -143,7 +149,7 @@ class Tokenized(msgspec.Struct, frozen=True):
     """None: routed by load only."""
     num_chars: int
     how: str
-    """`given`, `short`, `cache`, `inline`, `thread`, `text` or `none`."""
+    """`given`, `short`, `cache`, `inline`, `thread`, `text`, `none` or `late`."""
 
     def prompt(self, hashers: Hashers, request: ApiRequest) -> Prompt:
         """The prompt as routing needs it."""
@@ -162,6 +168,8 @@ class PromptTokens:
         self._cache: OrderedDict[tuple[str, bool], array[int]] = OrderedDict()
         self._cache_bytes = 0
         self._max_cache_bytes = settings.token_cache_bytes
+        self._num_overdue = 0
+        """Prompts given up that the thread still works on."""
         # One thread: its work holds no lock of the interpreter, and two cores serve engines too.
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
 
@@ -187,17 +195,41 @@ class PromptTokens:
             deliver(Tokenized(text_ids, number, "none" if text_ids is None else "text"))
         elif number <= self._inline_chars:
             deliver(self._finished(number, self._work(tokenizer, request), "inline"))
+        elif self._num_overdue:
+            # Nobody knows when the thread is free again.
+            deliver(Tokenized(None, number, "late"))
         else:
-            future = asyncio.get_running_loop().run_in_executor(
-                self._threads, self._work, tokenizer, request
+            self._submit(_Job(tokenizer, request, number, deliver))
+
+    def _submit(self, job: "_Job") -> None:
+        """Let the thread do it, with patience for a while."""
+        loop = asyncio.get_running_loop()
+        work = self._threads.submit(self._work, job.tokenizer, job.request)
+        timer = loop.call_later(_PATIENCE_S, self._give_up, job, work)
+        asyncio.wrap_future(work).add_done_callback(partial(self._on_done, job, timer))
+
+    def _give_up(self, job: "_Job", work: "Future[_Work | None]") -> None:
+        job.is_given_up = True
+        if not work.cancel():
+            self._num_overdue += 1
+            log.warning(
+                "a prompt of %d characters is not tokenised after %.0f s: until it is, long prompts are routed by load",
+                *(job.num_chars, _PATIENCE_S),
             )
-            future.add_done_callback(
-                lambda done: (
-                    None
-                    if done.cancelled()
-                    else deliver(self._finished(number, done.result(), "thread"))
-                )
-            )
+        job.deliver(Tokenized(None, job.num_chars, "late"))
+
+    def _on_done(
+        self, job: "_Job", timer: asyncio.TimerHandle, done: "asyncio.Future[_Work | None]"
+    ) -> None:
+        timer.cancel()
+        if done.cancelled():
+            return
+        work = None if done.exception() is not None else done.result()
+        tokenized = self._finished(job.num_chars, work, "thread")
+        if job.is_given_up:
+            self._num_overdue -= 1
+        else:
+            job.deliver(tokenized)
 
     def close(self) -> None:
         """End the threads."""
@@ -225,13 +257,27 @@ class PromptTokens:
             known = [ids for key in keys if (ids := found[key]) is not None]
             ids = known[0] if len(known) == 1 else sum(known, array("I"))
             return _Work(keys, found, missing, ids)
-        except Exception:  # noqa: BLE001 - libraries and templates raise anything; the request is then routed by load
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                # What a library in Rust raises where it is wrong about itself.
+                log.exception(
+                    "the tokenizer failed on a prompt of %d characters", request.num_chars
+                )
             return None
 
     def _finished(self, num_chars: int, work: "_Work | None", how: str) -> Tokenized:
         """Put fresh work into the cache; on the loop only, so that the cache has one writer."""
         if work is None:
             return Tokenized(None, num_chars, "none")
+        try:
+            self._keep(work)
+        except Exception:  # it only saves time: the tokens are here
+            log.exception("the cache of tokens failed")
+        return Tokenized(work.ids, num_chars, how if work.missing else "cache")
+
+    def _keep(self, work: "_Work") -> None:
         cache = self._cache
         for key in work.keys:
             if key in cache:
@@ -244,7 +290,17 @@ class PromptTokens:
         while self._cache_bytes > self._max_cache_bytes:
             (old_text, _), old = cache.popitem(last=False)
             self._cache_bytes -= _entry_bytes(old_text, old)
-        return Tokenized(work.ids, num_chars, how if work.missing else "cache")
+
+
+@dataclass(slots=True)
+class _Job:
+    """A prompt for the thread; delivered once."""
+
+    tokenizer: ModelTokenizer
+    request: ApiRequest
+    num_chars: int
+    deliver: Callable[[Tokenized], None]
+    is_given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)

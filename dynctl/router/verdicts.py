@@ -105,6 +105,11 @@ def bad_answer(why: str, *, is_open: bool) -> Fault:
     return Fault("bad_answer", _broken(why) if is_open else failed())
 
 
+def own_fault() -> Failure:
+    """What a client hears when the router itself has failed it."""
+    return Failure(500, "the router failed", "internal", None, None, "internal")
+
+
 def _broken(why: str) -> Failure:
     """What the client of a stream reads in its last event."""
     return Failure(502, f"the stream broke: {why}", "stream_broken", None, None, "stream_broken")

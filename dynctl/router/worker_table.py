@@ -13,7 +13,9 @@ from dynctl.router.config import Settings
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.prompt import Prompt
 from dynctl.router.rates import OutputLengths
-from dynctl.router.workers import Joined, Tally, Worker
+from dynctl.router.slow_start import SlowStarts
+from dynctl.router.tally import Tally
+from dynctl.router.workers import Worker
 
 _RECENT_S: Final = 4.0
 """Age at which a request counts 1/e in what an engine had lately. Longer, and what was uneven once is made good when it
@@ -28,7 +30,6 @@ _STORED_PRIOR: Final = 256.0
 _MOST_CROWDED: Final = 2.0
 """Shares of the mean that count at most: where one engine alone has stored, its next turns still stay."""
 
-_SLOW_START_S: Final = 30.0
 _FADE_AFTER_S: Final = 5.0
 _MAX_UNIT: Final = 1e12
 _MAX_SPREAD: Final = 4096
@@ -106,7 +107,7 @@ class WorkerTable:
         self.num_sent = 0
         """Requests sent to any engine."""
         self._recent_base_s: float | None = None
-        self._num_joining = 0
+        self._joining = SlowStarts()
         self.has_strange_pairs = False
         """Whether some engine's KV blocks are known to be of no use to another."""
 
@@ -167,6 +168,7 @@ class WorkerTable:
 
     def relax(self, now_s: float, index: PrefixIndex) -> None:
         """Let what was learned of engines nobody uses fade towards the others, see whose cache is full; call it every second."""
+        self._joining.look(now_s)
         self._note_crowding(index)
         for worker in self._workers.values():
             if now_s - worker.prefill_ended_s > _FADE_AFTER_S and worker not in self.tally.unseen:
@@ -176,7 +178,7 @@ class WorkerTable:
                         line.fade()
                 worker.pace.learn(1.0)
                 worker.cached_load = None
-        self.tally.tighten(worker.prefill for worker in self._workers.values())
+        self.tally.tighten(self._workers.values())
 
     def _note_crowding(self, index: PrefixIndex) -> None:
         """See which caches are full, and in which of those blocks go the soonest: where most is stored."""
@@ -194,7 +196,7 @@ class WorkerTable:
     def may_limit(self, now_s: float) -> bool:
         """Whether any engine may be without room just now: full, failing, busy, or starting slowly."""
         tally = self.tally
-        return bool(tally.num_full or now_s < tally.limited_until_s or self._num_joining)
+        return bool(tally.num_full or now_s < tally.limited_until_s or len(self._joining))
 
     def with_room(
         self, workers: Sequence[Worker], now_s: float, prompt: Prompt | None, tokens: int
@@ -214,9 +216,8 @@ class WorkerTable:
             if worker.has_room(now_s)
             and ((is_small and not worker.is_tight) or worker.fits(prompt, tokens, now_s))
         ]
-        if self._num_joining:
-            settled = [worker for worker in free if not self._is_held_back(worker, now_s, workers)]
-            free = settled or free
+        if len(self._joining):
+            free = self._joining.settled(free, now_s, self.num_sent, len(workers))
         return free if len(free) < len(everybody) else everybody
 
     def left_out(
@@ -244,24 +245,13 @@ class WorkerTable:
                 reasons[worker.id] = worker.lack(now_s) or other
         return reasons
 
-    def _is_held_back(self, worker: Worker, now_s: float, workers: Sequence[Worker]) -> bool:
-        joined = worker.joined
-        if joined is None:
-            return False
-        if now_s >= joined.until_s:
-            worker.joined = None
-            self._num_joining = sum(w.joined is not None for w in self._workers.values())
-            return False
-        return not joined.allows(worker, now_s, self.num_sent, len(workers))
-
     def _join(self, worker: Worker, fleet: Sequence[Worker], now_s: float) -> None:
         others = [other for other in fleet if other is not worker and other.num_sent]
         if not others:
             return
         worker.recent = sum(other.recent for other in others) / len(others)
         worker.cached_load = None
-        worker.joined = Joined(now_s + _SLOW_START_S, self.num_sent)
-        self._num_joining += 1
+        self._joining.begin(worker, now_s, self.num_sent)
 
     def all(self) -> tuple[Worker, ...]:
         """Every engine known."""
@@ -284,7 +274,7 @@ class WorkerTable:
             fresh.prefill, fresh.loads, fresh.pace = known.prefill, known.loads, known.pace
             if known not in self.tally.unseen:
                 self.tally.unseen.discard(fresh)
-            self.tally.unseen.discard(known)
+            self._left(known)
         self._workers[info.id] = fresh
         self._changed()
         return True
@@ -293,8 +283,13 @@ class WorkerTable:
         """Forget an engine; its bookings run out on their own."""
         gone = self._workers.pop(engine_id, None)
         if gone is not None:
-            self.tally.unseen.discard(gone)
+            self._left(gone)
         self._changed()
+
+    def _left(self, worker: Worker) -> None:
+        """Count it nowhere any more but in its own books, which run out."""
+        self.tally.unseen.discard(worker)
+        self._joining.end(worker)
 
     def set_reachable(self, engine_id: str, *, is_reachable: bool) -> None:
         """Note whether the way to an engine (its relay, its port) works."""

@@ -7,93 +7,28 @@ Not here: choosing, HTTP, clocks (times are passed in, monotonic seconds). Pure.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.router.bookings import Booking
 from dynctl.router.choosing import ROOM_PRICE, WATERMARK, Load
 from dynctl.router.config import Settings
-from dynctl.router.loading import assumed_loads, counted_ms
+from dynctl.router.loading import counted_ms
 from dynctl.router.prompt import Prompt
-from dynctl.router.rates import OUTLIER, Line, Mean, Pressure
+from dynctl.router.rates import OUTLIER, Mean
 from dynctl.router.rooms import TIGHT, Room
+from dynctl.router.slow_start import Joined
+from dynctl.router.tally import Tally, per_token
 
 _BREAKER_FAILURES: Final = 5
 _BREAKER_OPEN_S: Final = 5.0
 _BREAKER_MAX_S: Final = 60.0
 # Source: defaults of common breakers (5 consecutive failures, 5 s doubling to 60 s).
 
-_SLOW_START_SHARE: Final = 2.0
-"""Fair shares an engine that joins others may take at most at first: with nothing booked it would look best
-to every request at once."""
-
-_MIN_MS_PER_TOKEN: Final = 0.001
-"""A million tokens a second: prefill that was measured as free still counts."""
-
-
 _MIN_GAP_S = 1e-4
 
 _MAX_CAPACITY_TOKENS: Final = 2**40
 """No engine has KV memory for more; who says so knows nothing of it."""
-
-
-class Tally:
-    """What the engines of one table know of each other: who is full, and what prefill costs on any of them.
-
-    An engine nobody has seen at work is taken for one like the others: with the rates assumed at the start it would
-    look dearer than every engine that turned out to be faster, and so never be tried.
-    """
-
-    __slots__ = (
-        "least_ms_per_token",
-        "least_prefill_ms",
-        "limited_until_s",
-        "loads",
-        "num_full",
-        "prefill",
-        "pressure",
-        "small_tokens",
-        "unseen",
-        "version",
-    )
-
-    def __init__(self, settings: Settings) -> None:
-        rate = 1000.0 / settings.prefill_tokens_s
-        self.prefill = Line(settings.prefill_base_ms, rate, 2048.0, weight=0.5)
-        """Milliseconds a prefill takes by tokens to prefill."""
-        self.loads = assumed_loads(settings)
-        """Milliseconds it takes to load tokens from a slower medium, by medium."""
-        self.pressure = Pressure(settings.itl_ms, settings.itl_slope_ms)
-        self.least_prefill_ms, self.least_ms_per_token = self.prefill.base, per_token(self.prefill)
-        """No engine's prefill is cheaper; made tight by `tighten`, kept true by whoever learns."""
-        self.unseen: set[Worker] = set()
-        """Engines without a prefill of their own so far."""
-        self.version = 0
-        """Changes when a block size or the outcome of a tokenizer check does."""
-        self.num_full = 0
-        """Engines that may be without room: for one more sequence, or in their KV memory."""
-        self.small_tokens = math.inf
-        """A request of no more than that fits wherever no engine is among those."""
-        self.limited_until_s = 0.0
-        """Until when some engine is kept out by its breaker or by its own wish."""
-
-    def bound(self, line: Line) -> None:
-        """Keep the bounds of prefill true for an engine with these rates."""
-        self.least_prefill_ms = min(self.least_prefill_ms, line.base)
-        self.least_ms_per_token = min(self.least_ms_per_token, per_token(line))
-
-    def tighten(self, lines: Iterable[Line]) -> None:
-        """Find the bounds anew; `lines` are the rates of all engines."""
-        found = [self.prefill, *lines]
-        self.least_prefill_ms = min([line.base for line in found])
-        self.least_ms_per_token = min([per_token(line) for line in found])
-
-
-def per_token(prefill: Line) -> float:
-    """What an uncached token is taken to cost, in milliseconds."""
-    return max(prefill.slope, _MIN_MS_PER_TOKEN)
 
 
 class Worker:
@@ -106,7 +41,6 @@ class Worker:
         "_num_stored",
         "_parity",
         "_tally",
-        "_tight_tokens",
         "active_requests",
         "active_tokens",
         "cached_load",
@@ -135,6 +69,7 @@ class Worker:
         "share_stored",
         "slots",
         "stored_lately",
+        "tight_tokens",
         "transfer_identity",
         "turnover",
         "was_serving",
@@ -205,8 +140,9 @@ class Worker:
 
     def _resize(self) -> None:
         self.room.resize(self.capacity_tokens, self._block_size, self._lookahead)
-        self._tight_tokens = TIGHT * (self.room.limit_tokens or math.inf)
-        self._tally.small_tokens = min(self._tally.small_tokens, self._tight_tokens)
+        self.tight_tokens = TIGHT * (self.room.limit_tokens or math.inf)
+        """Beyond so many in use its KV memory may be without room; infinite where that is not known."""
+        self._tally.small_tokens = min(self._tally.small_tokens, self.tight_tokens)
 
     def load(self) -> Load:
         """Its facts for a policy; kept in `cached_load` until one changes."""
@@ -264,7 +200,7 @@ class Worker:
     def changed(self) -> None:
         """Note that its books or facts have changed."""
         self.cached_load = None
-        self.is_tight = self.active_tokens > self._tight_tokens
+        self.is_tight = self.active_tokens > self.tight_tokens
         is_full = self.is_tight or self.active_requests >= self.slots
         if is_full != self._is_full:
             self._is_full = is_full
@@ -393,12 +329,12 @@ class Worker:
 
         `unit` is what a request weighs now (`worker_table`); 0 for the router's own, which are nobody's share.
         """
+        booking = Booking(self, prompt_tokens, output_tokens, now_s)
         self.active_requests += 1
         self.active_tokens += prompt_tokens + output_tokens
         if unit:
             self.num_sent += 1
             self.recent += unit
-        booking = Booking(self, prompt_tokens, output_tokens, now_s)
         if self.room.limit_tokens:
             self.room.enter(booking, prompt)
         self.held_tokens += uncached_tokens
@@ -434,17 +370,3 @@ class Worker:
 
     def _limit(self, until_s: float) -> None:
         self._tally.limited_until_s = max(self._tally.limited_until_s, until_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """When an engine joined others that were serving already, and what had been sent by then."""
-
-    until_s: float
-    num_sent: int
-    """By the router, to all engines."""
-
-    def allows(self, worker: Worker, now_s: float, num_sent: int, num_workers: int) -> bool:
-        """Whether the engine had less than its bound of fair shares since then."""
-        fair = (num_sent - self.num_sent) / num_workers
-        return now_s >= self.until_s or worker.num_sent < 1 + _SLOW_START_SHARE * fair

@@ -4,6 +4,7 @@ import gc
 import resource
 import socket
 import stat
+import struct
 import tempfile
 import weakref
 from contextlib import suppress
@@ -382,6 +383,59 @@ def test_whoever_fails_when_told_of_a_slow_reader_keeps_no_other_connected(serve
                         await asyncio.sleep(0.005)
             assert server.num_rejected == {"slow_reader": 3}
             assert [str(fault["exception"]) for fault in faults] == ["broken"] * 3
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_the_rest_of_an_answer_is_cut_once_it_was_idle(run, server_at):
+    """Less is left than a producer would be paused for, and closing waits until it is taken."""
+
+    async def main():
+        def some(exchange: Exchange) -> None:
+            transport = exchange._connection._transport
+            own = transport.get_extra_info("socket")
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            exchange.respond(200, b"x" * 200_000)
+
+        limits = ServerLimits(idle_timeout_s=0.1, write_timeout_s=0.2)
+        async with server_at(some, limits=limits) as server:
+            loop = asyncio.get_running_loop()
+            with socket.socket() as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                sock.setblocking(False)
+                await loop.sock_connect(sock, ("127.0.0.1", server.port))
+                await loop.sock_sendall(sock, request())
+                async with asyncio.timeout(60):
+                    while not server.num_requests or server.num_connections:
+                        await asyncio.sleep(0.005)
+            assert server.num_rejected == {"linger": 1}
+
+    run(main)
+
+
+def test_a_client_that_leaves_is_forgotten_whoever_fails_when_told(server_at):
+    async def main():
+        faults = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+
+        def fail() -> None:
+            raise ValueError("broken")
+
+        def wait(exchange: Exchange) -> None:
+            exchange.on_gone = fail
+
+        async with server_at(wait) as server:
+            with socket.create_connection(("127.0.0.1", server.port)) as sock:
+                sock.sendall(request())
+                async with asyncio.timeout(60):
+                    while not server.num_requests:
+                        await asyncio.sleep(0.005)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            # It is reset: nobody tells of an end before it is lost.
+            async with asyncio.timeout(60):
+                while server.num_connections:
+                    await asyncio.sleep(0.005)
+            assert [str(fault["exception"]) for fault in faults] == ["broken"]
 
     asyncio.run(main())
 

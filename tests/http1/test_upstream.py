@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dynctl.http1.server import Exchange, serve
-from dynctl.http1.upstream import Address, Upstream, UpstreamError, UpstreamLimits
+from dynctl.http1.upstream import Address, ReceiverError, Upstream, UpstreamError, UpstreamLimits
 
 
 class Recorder:
@@ -391,6 +391,48 @@ def test_a_receiver_that_fails_at_the_end_harms_nobody_who_gets_its_connection(r
     run(main)
 
 
+@pytest.mark.parametrize("cancels", [False, True])
+@pytest.mark.parametrize(
+    ("method", "body", "is_known"),
+    [
+        *[(method, b"abc", True) for method in ("on_head", "on_data", "on_end")],
+        *[(method, b"abc", False) for method in ("on_head", "on_data", "on_end")],
+        *[("on_head", b"", False), ("on_end", b"", False), ("on_error", None, False)],
+    ],
+)
+def test_a_receiver_that_fails_hears_of_it_once_and_last(run, method, body, is_known, cancels):
+    """`is_known`: the head of its answer is the one of the answer before."""
+
+    async def main():
+        faults = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+        answer = None
+        if body is not None:
+            answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        before = [answer] if is_known else []
+        async with scripted(*before, answer) as (port, _), pool_at(port) as pool:
+            for _ in before:
+                assert (await get(pool)).body == body
+
+            class Broken(Recorder):
+                def fail(self, *_):
+                    setattr(self, method, getattr(super(), method))
+                    if cancels:
+                        call.cancel()
+                    raise ValueError("broken")
+
+            sink = Broken()
+            setattr(sink, method, sink.fail)
+            call = pool.send("POST", "/", (), b"x", sink)
+            await asyncio.wait_for(sink.over.wait(), 60)
+            assert isinstance(sink.error, ReceiverError)
+            assert sink.num_ends == 1
+            assert [str(fault["exception"]) for fault in faults] == ["broken"]
+            assert pool.num_active == 0
+
+    run(main)
+
+
 def test_receivers_that_fail_when_told_of_silence_keep_it_from_nobody(run, server_at):
     async def main():
         faults = []
@@ -408,7 +450,8 @@ def test_receivers_that_fail_when_told_of_silence_keep_it_from_nobody(run, serve
                 await asyncio.wait_for(sink.over.wait(), 60)
                 assert sink.error.kind == "timeout"
             assert pool.num_active == 0
-            assert [str(fault["exception"]) for fault in faults] == ["broken"] * 2
+            # Told of silence, then that it has failed.
+            assert [str(fault["exception"]) for fault in faults] == ["broken"] * 4
 
     run(main)
 
@@ -504,6 +547,108 @@ def test_a_silent_origin_times_out(run, server_at):
             assert sink.error.kind == "timeout"
             with pytest.raises(UpstreamError, match="no complete answer within"):
                 await pool.fetch("GET", "/", timeout_s=0.05)
+
+    run(main)
+
+
+@pytest.mark.parametrize("rest", [b"", b"1\r\n.\r\n"], ids=["nothing", "more"])
+def test_who_is_let_go_and_does_not_end_is_closed(run, eventually, rest):
+    async def main():
+        gone = asyncio.Event()
+
+        async def converse(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n")
+            while not writer.is_closing():
+                writer.write(rest)
+                await asyncio.sleep(0.01)
+                if reader.at_eof():
+                    break
+            gone.set()
+            writer.close()
+
+        server = await asyncio.start_server(converse, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with pool_at(port, end_timeout_s=0.1, max_connections=1) as pool:
+
+            class Content(Recorder):
+                def on_data(self, data):
+                    super().on_data(data)
+                    call.let_go()
+
+            sink = Content()
+            call = pool.send("GET", "/", (), b"", sink)
+            await asyncio.wait_for(gone.wait(), 60)
+            await eventually(lambda: pool.num_active == 0)
+            assert (len(sink.data), sink.num_ends) == (1, 0), "it hears no more"
+            assert pool.num_connections == 0
+        server.close()
+        await server.wait_closed()
+
+    run(main)
+
+
+def test_who_is_let_go_and_ends_in_time_serves_the_next(run, eventually):
+    async def main():
+        answers = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n"
+        began, end, gone = [], asyncio.Event(), asyncio.Event()
+
+        async def converse(reader, writer):
+            began.append(writer)
+            for _ in range(2):
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(answers)
+                await end.wait()
+                writer.write(b"0\r\n\r\n")
+            await reader.read()
+            writer.close()
+            gone.set()
+
+        server = await asyncio.start_server(converse, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with pool_at(port) as pool:
+            for _ in range(2):
+                end.clear()
+                sink = Recorder()
+                call = pool.send("GET", "/", (), b"", sink)
+                await eventually(lambda sink=sink: sink.data)
+                call.let_go()
+                assert pool.num_active == 1
+                end.set()
+                await eventually(lambda: pool.num_active == 0)
+                assert sink.num_ends == 0
+            assert pool.num_connections == 1
+            assert len(began) == 1
+        await asyncio.wait_for(gone.wait(), 60)
+        server.close()
+        await server.wait_closed()
+
+    run(main)
+
+
+@pytest.mark.parametrize("host", ["a" * 64 + ".example", "a..b"])
+def test_a_name_that_can_be_none_is_a_connect_error(run, host):
+    async def main():
+        pool = Upstream(Address(host, 80))
+        sink = await get(pool)
+        assert sink.error.kind == "connect"
+        assert (pool.num_active, pool.num_connections) == (0, 0)
+        await pool.close()
+
+    run(main)
+
+
+def test_a_peer_that_accepts_and_says_nothing_to_a_tls_client_is_a_connect_error(run, authority):
+    async def main():
+        silent = socket.create_server(("127.0.0.1", 0))
+        context = authority.client_context("router:r0")
+        address = Address("127.0.0.1", silent.getsockname()[1], ssl=context, server_hostname="h")
+        pool = Upstream(address, UpstreamLimits(connect_timeout_s=0.1))
+        sink = await get(pool)
+        assert sink.error.kind == "connect"
+        assert (pool.num_active, pool.num_connections) == (0, 0)
+        await pool.close()
+        silent.close()
 
     run(main)
 

@@ -12,7 +12,8 @@ class FakeEngine:
     """Serves completions; `script(body) -> None | str` names a fault for that request.
 
     Faults: `refuse` (connection cut before any byte), `status:N`, `cut:N` (cut after N tokens), `stall` (never answers),
-    `error:N` (error event after N tokens), `no-done`, `early-done`, `html`, `hang:N` (silence after N tokens).
+    `error:N` (error event after N tokens), `no-done`, `no-end` (silence after `[DONE]`), `early-done`, `html`, `hang:N` (silence
+    after N tokens).
     """
 
     def __init__(self, name="e0", role="aggregated", tokens=6, gap_s=0.0, script=None):
@@ -204,4 +205,6 @@ class FakeEngine:
             )
         if fault != "no-done":
             send(b"data: [DONE]\n\n")
+        if fault == "no-end":
+            await asyncio.sleep(3600)
         exchange.finish()

@@ -355,6 +355,7 @@ def test_k21_no_decision_reads_a_wall_clock():
     """Times of decisions are the event loop's; only what people read is stamped."""
     stamped = {
         "router/desk.py",
+        "router/doers.py",
         "router/flight.py",
         "router/short_flight.py",
         "router/decision_files.py",

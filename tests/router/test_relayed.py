@@ -13,7 +13,7 @@ from router_sims import Sim, prompt_of
 
 from dynctl.core.deployment import EngineState
 from dynctl.http1.upstream import Upstream, UpstreamError
-from dynctl.router import flight
+from dynctl.router import doers
 from dynctl.router.sources import relay as relay_source
 
 
@@ -90,7 +90,7 @@ def test_an_engine_that_was_replaced_unseen_answers_409_and_the_request_goes_on(
                 bench.desk.fleet.routes["e0"] = route
                 return 0.0
 
-            monkeypatch.setattr(flight, "backoff_s", mend_before_the_next_try)
+            monkeypatch.setattr(doers, "backoff_s", mend_before_the_next_try)
 
             assert len(await talk(bench, [300, 301, 302], 4)) == 4
             assert bench.desk.metrics.retries.value("main", "stale") == 1

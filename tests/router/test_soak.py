@@ -51,7 +51,7 @@ QUIET_S = 90.0
 
 FAULTS = (
     *("refuse", "status:500", "status:503", "stall", "html", "no-done", "cut:0", "cut:2"),
-    *("error:0", "error:1", "early-done", "hang:0", "hang:1", "hang:3"),
+    *("error:0", "error:1", "early-done", "no-end", "hang:0", "hang:1", "hang:3"),
 )
 GAPS_S = (0.0, 0.0, 0.005, 0.02, 0.1, 0.3, 0.5, 0.7)
 LARGE = "x" * 150_000

@@ -15,10 +15,10 @@ from dynctl.router import spreading
 from dynctl.router.config import Settings, make_settings
 from dynctl.router.hot import HotPrefixes
 from dynctl.router.prefix_index import PrefixIndex, Source
+from dynctl.router.slow_start import Joined
 from dynctl.router.spreading import Copies
 from dynctl.router.warming import Warmer
 from dynctl.router.worker_table import WorkerTable
-from dynctl.router.workers import Joined
 
 HOT, WARM, COLD = 71, 72, 73
 INFO = EngineInfo(

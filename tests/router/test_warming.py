@@ -12,7 +12,7 @@ from router_sims import Sim, generate, prompt_of, routed_sims
 from dynctl.kv.hashing import pack_tokens, unpack_tokens
 from dynctl.router import warming
 from dynctl.router.hot import HotPrefixes
-from dynctl.router.workers import Joined
+from dynctl.router.slow_start import Joined
 
 
 def test_an_engine_that_joins_computes_hot_prefixes_and_then_serves_them_from_its_cache(
