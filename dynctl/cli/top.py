@@ -60,6 +60,7 @@ def command(  # noqa: PLR0917 - one parameter per option
         int,
         typer.Option(
             min=LEAST_RECORDING_MIB,
+            max=1_000_000,
             help="The most a recording takes, FILE and FILE.1 together; the oldest goes.",
         ),
     ] = 256,

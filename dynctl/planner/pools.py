@@ -144,8 +144,9 @@ def about_the_rest(draft: Draft, ground: Ground) -> list[str]:
         reasons += about_domains(search.hosts, {group.host.name for group in mine})
     free = ground.allocation.num_free(search.hosts, {option.kind for option in search.options})
     if free:
+        free_text = "1 GPU stays" if free == 1 else f"{free} GPUs stay"
         reasons.append(
-            f"{free} GPUs stay free: raise workload.rate_rps, tighten slo, or write pools: to use them"
+            f"{free_text} free: raise workload.rate_rps, tighten slo, or write pools: to use them"
         )
     return reasons
 

@@ -70,9 +70,11 @@ def test_a_decision_log_is_not_read_where_routers_are_to_be_asked(tmp_path, caps
     assert "asks no router" in capsys.readouterr().err
 
 
-def test_a_decision_log_without_decisions_is_told_like_routers_without_any(tmp_path, capsys):
+def test_a_decision_log_without_decisions_says_so_and_what_belongs_there(tmp_path, capsys):
     assert run(["explain", "--from", str(tmp_path)]) == ExitCode.ERROR
-    assert "has decided anything yet" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"{tmp_path} holds no decision\n" in said
+    assert "--decision-log" in said
 
 
 def test_decisions_made_at_once_are_shown_prefill_first():
