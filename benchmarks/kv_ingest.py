@@ -30,6 +30,7 @@ from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.core.kv import BlockRemoved, BlockStored
 from dynctl.kv.events import EventBatch, decode, encode
 from dynctl.kv.hashing import BlockHasher
+from dynctl.kv.intake import Intake
 from dynctl.kv.reader import KvEventReader
 from dynctl.kv.tracker import BlockTracker
 from dynctl.kv.wire import Delta, FrameReader, Snapshot
@@ -111,8 +112,10 @@ def raw(lives):
 
     async def take():
         fleet = make_fleet()
-        context = zmq.Context()
-        sinks = [rank_of(at, "ipc:///nobody", fleet, context)[0] for at in range(len(lives))]
+        context, intake = zmq.Context(), Intake()
+        sinks = [
+            rank_of(at, "ipc:///nobody", fleet, context, intake)[0] for at in range(len(lives))
+        ]
         start_s = time.process_time()
         for sink, messages in zip(sinks, payloads, strict=True):
             for seq, payload in enumerate(messages):
@@ -128,12 +131,12 @@ def make_fleet():
     return Fleet(workers, index, metrics, lambda: None)
 
 
-def rank_of(at, place, fleet, context):
+def rank_of(at, place, fleet, context, intake):
     """What `dynctl route` takes an engine's events with, and the reader it reads them with."""
     readers = []
 
     def reading(sink):
-        readers.append(KvEventReader(place, None, "", sink, context=context))
+        readers.append(KvEventReader(place, None, "", sink, context=context, intake=intake))
         return readers[-1]
 
     target = EngineTarget(id=f"e{at}", url="http://127.0.0.1:9")
@@ -197,11 +200,11 @@ def through_zmq(lives):
             children.append(publisher(places[at], str(file)))
 
         async def take():
-            context = zmq.Context()
+            context, intake = zmq.Context(), Intake()
             fleet = make_fleet()
             readers = []
             for at, place in enumerate(places):
-                readers.append(rank_of(at, place, fleet, context)[1])
+                readers.append(rank_of(at, place, fleet, context, intake)[1])
                 readers[-1].start()
             await asyncio.sleep(1.0)
             start_s = time.process_time()
@@ -269,13 +272,13 @@ def as_the_rival(num_engines):
         lasts[at] = tokens
 
     async def take():
-        context = zmq.Context()
+        context, intake = zmq.Context(), Intake()
         publishers, readers, fleet = [], [], make_fleet()
         for at in range(num_engines):
             publishers.append(context.socket(zmq.PUB))
             publishers[-1].setsockopt(zmq.SNDHWM, 0)
             port = publishers[-1].bind_to_random_port("tcp://127.0.0.1")
-            readers.append(rank_of(at, f"tcp://127.0.0.1:{port}", fleet, context)[1])
+            readers.append(rank_of(at, f"tcp://127.0.0.1:{port}", fleet, context, intake)[1])
             readers[-1].start()
         await asyncio.sleep(1.0)
         gc.collect()

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -30,8 +31,8 @@ from dynctl.http1.upstream import Address, Upstream
 from dynctl.kv.events import EventBatch, encode
 
 BLOCK_SIZE, PROMPT_BLOCKS = 16, 64
-NUM_PROMPTS, NUM_HELD = 400, 200
-"""Of an engine: it stores them in a circle, and lets go of the one before so many."""
+NUM_PROMPTS = 1600
+"""Of all publishers: each stores its share in a circle, and lets go of the one that was half a circle before."""
 BOUND_MS = 5.0
 TICK_S = 0.005
 PAUSE_S = 0.004
@@ -39,19 +40,20 @@ TIMEOUT_S = 30.0
 KINDS = ("short", "matched")
 
 
-def life_of(draw):
+def life_of(draw, num_prompts):
     """Messages of one circle: the first time, when nothing is there to evict, and any other."""
     prompts = []
-    for _ in range(NUM_PROMPTS):
+    for _ in range(num_prompts):
         handles = tuple(draw.getrandbits(63) for _ in range(PROMPT_BLOCKS))
         tokens = tuple(draw.randrange(8192) for _ in range(PROMPT_BLOCKS * BLOCK_SIZE))
         prompts.append((handles, tokens))
+    num_held = num_prompts // 2
     first, again = [], []
     for at, (handles, tokens) in enumerate(prompts):
         stored = BlockStored(handles, None, tokens, BLOCK_SIZE, medium="GPU")
-        removed = BlockRemoved(prompts[at - NUM_HELD][0][::-1], "GPU")
+        removed = BlockRemoved(prompts[at - num_held][0][::-1], "GPU")
         again.append(encode(EventBatch(0.0, (stored, removed))))
-        first.append(again[-1] if at >= NUM_HELD else encode(EventBatch(0.0, (stored,))))
+        first.append(again[-1] if at >= num_held else encode(EventBatch(0.0, (stored,))))
     return first, again
 
 
@@ -66,7 +68,9 @@ def publish(endpoints, known_file):
         sockets.append(context.socket(zmq.PUB))
         sockets[-1].setsockopt(zmq.SNDHWM, 100_000)  # vLLM's default
         sockets[-1].bind(endpoint)
-    lives = [life_of(random.Random(seed)) for seed in range(len(sockets))]
+    os.nice(19)
+    num_prompts = NUM_PROMPTS // len(sockets)
+    lives = [life_of(random.Random(seed), num_prompts) for seed in range(len(sockets))]
     seqs, sent = [0] * len(sockets), 0
 
     def send(at, payload):
@@ -84,8 +88,8 @@ def publish(endpoints, known_file):
             due = int(rate * (now_s - start_s) / PROMPT_BLOCKS) - (sent - begun)
             for _ in range(due):
                 at, turn = sent % len(sockets), sent // len(sockets)
-                life = lives[at][turn >= NUM_PROMPTS]
-                send(at, life[turn % NUM_PROMPTS])
+                life = lives[at][turn >= num_prompts]
+                send(at, life[turn % num_prompts])
                 sent += 1
             time.sleep(TICK_S)
         print((sent - begun) * PROMPT_BLOCKS, flush=True)
@@ -247,9 +251,29 @@ def report(found):
     return is_held
 
 
+@contextmanager
+def router_on(command, log, options):
+    """A router; on a core of its own, if that is wanted."""
+    cores = sorted(os.sched_getaffinity(0))
+    if not options.own_core:
+        with running(command, log) as pid:
+            yield pid
+        return
+    os.sched_setaffinity(0, cores[:1])
+    with running(command, log) as pid:
+        os.sched_setaffinity(0, cores[1:])
+        yield pid
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", type=float, default=1e6, help="offered a second")
+    parser.add_argument("--publishers", type=int, default=NUM_ENGINES)
+    parser.add_argument(
+        "--own-core",
+        action="store_true",
+        help="the router has one core, and all others share the rest",
+    )
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--publish", nargs=2, help=argparse.SUPPRESS)
@@ -266,16 +290,17 @@ def main():
         subprocess.run(make_model, cwd=PEERS, check=True, stdout=subprocess.DEVNULL)
         known_file = Path(folder, "known")
         known_file.write_bytes(msgspec.msgpack.encode(encode(EventBatch(0.0, (known,)))))
-        places = [f"tcp://127.0.0.1:{port}" for port in free_ports(NUM_ENGINES)]
+        places = [f"tcp://127.0.0.1:{port}" for port in free_ports(options.publishers)]
         publishers = Publishers(places, str(known_file))
         stand, [port] = Stand(folder, folder, "zero"), free_ports(1)
         command = [sys.executable, "-m", "dynctl", "route", "--listen", f"127.0.0.1:{port}"]
-        for engine_port, place in zip(stand.engine_ports, places, strict=True):
-            command += ["--engine", f"http://127.0.0.1:{engine_port},kv-events={place}"]
+        for at, place in enumerate(places):
+            url = f"http://127.0.0.1:{stand.engine_ports[at % NUM_ENGINES]}"
+            command += ["--engine", f"{url},kv-events={place}"]
         # Its own questions would be answered by nobody's events.
         command += ["--tokenizer", stand.model, "--set", "probe_s=0"]
         try:
-            with stand.engines(), running(command, f"{folder}/router.log") as pid:
+            with stand.engines(), router_on(command, f"{folder}/router.log", options) as pid:
                 wait_up(port)
                 found = uvloop.run(
                     measure(options, publishers, pid, port, stand.engine_ports[0], known_tokens)

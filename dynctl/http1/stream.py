@@ -26,6 +26,7 @@ class Pieces:
         self._target = target
         self._loop = asyncio.get_running_loop()
         self._full_since_s: float | None = None
+        self._is_paused = False
         self.status: asyncio.Future[int] = self._loop.create_future()
         self.call: Call | None = None
 
@@ -43,8 +44,10 @@ class Pieces:
     def on_data(self, data: bytes) -> None:
         """Keep a piece."""
         self._queue.put_nowait(data)
-        if self._queue.qsize() >= _MAX_WAITING and self._full_since_s is None:
-            self._full_since_s = self._loop.time()
+        if self._queue.qsize() >= _MAX_WAITING and not self._is_paused:
+            self._is_paused = True
+            if self._full_since_s is None:
+                self._full_since_s = self._loop.time()
             if self.call is not None:
                 self.call.pause()
 
@@ -70,9 +73,11 @@ class Pieces:
         """
         piece = await _within(self._queue.get(), self._silence_s, self._target)
         if self._full_since_s is not None and self._queue.empty():
-            self._full_since_s = None
-            if self.call is not None:
-                self.call.resume()
+            if not self._is_paused:
+                self._full_since_s = None
+            elif self.call is not None:
+                self.call.resume()  # what the sender has kept back comes only now
+            self._is_paused = False
         if piece is None:
             raise StopAsyncIteration
         if isinstance(piece, UpstreamError):

@@ -6,7 +6,7 @@ Not here: hashing (`tracker`), the relay's frames (`wire`). IO: zmq sockets, eve
 
 import asyncio
 import sys
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
@@ -16,6 +16,7 @@ import zmq
 from dynctl.core.text import clean
 from dynctl.errors import EngineError
 from dynctl.kv.events import MAX_PAYLOAD_BYTES, EventBatch, EventError, decode
+from dynctl.kv.intake import Intake
 from dynctl.kv.publisher import END_SEQ
 from dynctl.kv.sequence import EventSequence, SequenceCounts, Verdict
 from dynctl.kv.wire import SourceHealth
@@ -26,48 +27,15 @@ MAX_ERRORS_PER_MINUTE = 10
 _RESUBSCRIBE_S = 0.25
 _HWM = 20_000
 _SLICE = 100
-"""Messages taken before other work on the loop gets its turn, …"""
+"""Messages taken before other engines have their turn, …"""
 _SLICE_BYTES = 4 * 1024
-"""… or so many bytes, if that is less: some 60 blocks. A request is several turns, and each engine has a slice in every one."""
+"""… or so many bytes, if that is less: some 60 blocks."""
 _MAX_SEQ = 2**56
 """No engine counts so far: eight letters where a number should be, from messages put together."""
-_BEHIND_S = 2.0
+BEHIND_S = 2.0
 """After so long with more messages waiting than can be taken, what is known says nothing any more (K19)."""
 _MISSING_TRUST = 0.5
 """While batches are missing, what was cached most probably still is. A guess."""
-
-
-class ReplaySlots:
-    """Lets few readers replay at once; the others wait their turn (K6)."""
-
-    def __init__(self, number: int = 4) -> None:
-        self._free = number
-        self._holders: set[object] = set()
-        self._line: OrderedDict[object, Callable[[], None]] = OrderedDict()
-
-    def enter(self, who: object, begin: Callable[[], None]) -> None:
-        """Call `begin` as soon as there is room: at once, or when another leaves."""
-        if who in self._holders or self._free:
-            if who not in self._holders:
-                self._holders.add(who)
-                self._free -= 1
-            begin()
-        else:
-            self._line[who] = begin
-
-    def is_waiting(self, who: object) -> bool:
-        """Tell whether this one's turn has not come yet."""
-        return who in self._line
-
-    def leave(self, who: object) -> None:
-        """Make room for the next; one that was not in changes nothing."""
-        self._line.pop(who, None)
-        if who not in self._holders:
-            return
-        self._holders.remove(who)
-        self._free += 1
-        if self._line:
-            self.enter(*self._line.popitem(last=False))
 
 
 def trust_text(trust: float) -> str:
@@ -112,11 +80,12 @@ class KvEventReader:
         sink: EventSink,
         *,
         context: "zmq.Context[zmq.Socket[bytes]]",
-        slots: ReplaySlots | None = None,
+        intake: Intake | None = None,
     ) -> None:
-        """`slots` is shared by the readers of one process."""
+        """`intake` is shared by all who take events in, in one process."""
         self._context = context
-        self._slots = slots or ReplaySlots()
+        self._intake = intake or Intake()
+        self._slots = self._intake.slots
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint
         self._topic = topic.encode()
@@ -179,14 +148,16 @@ class KvEventReader:
             raise
         self._later("tick", TICK_S, self._on_tick)
         # The descriptors are edge-triggered: what came before they were watched is told by nobody.
-        self._on_live()
-        self._later("connected", 0.0, self._on_connected)
+        self._intake.ask(self._on_live)
+        self._intake.ask(self._on_connected)
 
     def close(self) -> None:
         """Close the sockets and stop all timers."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        for part in (self._on_live, self._on_connected):
+            self._intake.leave(part)
         self._drop_replay()
         self._slots.leave(self)
         self._unsubscribe()
@@ -206,8 +177,8 @@ class KvEventReader:
         self._sub = self._socket(zmq.SUB)
         self._sub.setsockopt(zmq.SUBSCRIBE, self._topic)
         self._monitor = self._sub.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
-        loop.add_reader(self._sub.fileno(), self._on_live)
-        loop.add_reader(self._monitor.fileno(), self._on_connected)
+        loop.add_reader(self._sub.fileno(), self._intake.ask, self._on_live)
+        loop.add_reader(self._monitor.fileno(), self._intake.ask, self._on_connected)
         self._connect(self._sub, self._endpoint)
 
     def _socket(self, kind: int) -> "zmq.Socket[bytes]":
@@ -226,7 +197,7 @@ class KvEventReader:
 
     def _on_connected(self) -> None:
         """Look whether it is still the same engine that answers, each time the subscription connects."""
-        for frames in self._take("connected", self._monitor, self._on_connected)[0]:
+        for frames in self._take(self._monitor, self._on_connected)[0]:
             if int.from_bytes(frames[0][:2], sys.byteorder) == zmq.EVENT_CONNECTED:
                 is_first, self._was_connected = not self._was_connected, True
                 look = self._sequence.connected if is_first else self._sequence.reconnected
@@ -239,10 +210,10 @@ class KvEventReader:
         assert self._loop is not None
         self._unsubscribe()
         self._subscribe(self._loop)
-        self._on_live()
+        self._intake.ask(self._on_live)
 
     def _on_live(self) -> None:
-        messages, is_cut = self._take("live", self._sub, self._on_live, has_three=True)
+        messages, is_cut = self._take(self._sub, self._on_live, has_three=True)
         if not is_cut:
             self._full_since_s = None
         elif self._full_since_s is None:
@@ -273,7 +244,7 @@ class KvEventReader:
 
     def _on_replay(self) -> None:
         asked = self._replay
-        for frames in self._take("replay", asked, self._on_replay)[0]:
+        for frames in self._take(asked, self._on_replay)[0]:
             if self._replay is not asked:
                 return  # given up, or asked anew: the rest answers the old question
             # ["", topic, sequence, payload]; older releases leave out the topic.
@@ -292,13 +263,12 @@ class KvEventReader:
 
     def _take(
         self,
-        name: str,
         socket: "zmq.Socket[bytes] | None",
         again: Callable[[], None],
         *,
         has_three: bool = False,
     ) -> tuple[list[list[bytes]], bool]:
-        """Read what has arrived, at most a slice; comes back soon for the rest, if it says that there may be one.
+        """Read what has arrived, at most a slice; if it says that there may be more, `again` is called when others had their turn.
 
         `has_three`: every message should have three frames. So whether another follows is asked once, since asking takes as
         long as reading one. All frames of a message arrive together; one that has fewer is put together with the next, and
@@ -325,7 +295,7 @@ class KvEventReader:
             is_cut = True
         if is_cut:
             # The descriptor is edge-triggered: without this call the rest would wait for the next message.
-            self._later(name, 0.0, again)
+            self._intake.ask(again)
         return taken, is_cut
 
     def _on_tick(self) -> None:
@@ -352,7 +322,7 @@ class KvEventReader:
         self._judge_trust()
 
     def _judge_trust(self) -> None:
-        is_behind = self._full_since_s is not None and self._now() - self._full_since_s > _BEHIND_S
+        is_behind = self._full_since_s is not None and self._now() - self._full_since_s > BEHIND_S
         trust = 0.0 if is_behind else _MISSING_TRUST if self._sequence.is_missing else 1.0
         if trust != self._trust:
             self._trust = trust
@@ -377,15 +347,13 @@ class KvEventReader:
         assert self._loop is not None
         self._sequence.not_asked_yet(self._now())
         self._replay = self._socket(zmq.DEALER)
-        self._loop.add_reader(self._replay.fileno(), self._on_replay)
+        self._loop.add_reader(self._replay.fileno(), self._intake.ask, self._on_replay)
         self._connect(self._replay, self._replay_endpoint)
         self._replay.send_multipart([b"", start.to_bytes(8, "big")], zmq.NOBLOCK)
-        self._later("replay", 0.0, self._on_replay)  # sending may swallow the descriptor's edge
+        self._intake.ask(self._on_replay)  # sending may swallow the descriptor's edge
 
     def _drop_replay(self) -> None:
-        timer = self._timers.pop("replay", None)
-        if timer is not None:
-            timer.cancel()
+        self._intake.leave(self._on_replay)
         if self._replay is not None and self._loop is not None:
             self._loop.remove_reader(self._replay.fileno())
             self._replay.close(linger=0)

@@ -13,7 +13,7 @@ import zmq
 from dynctl.errors import RouterError
 from dynctl.http1.handover import Offer, take_over
 from dynctl.http1.server import raise_file_limit
-from dynctl.kv.reader import ReplaySlots
+from dynctl.kv.intake import Intake
 from dynctl.router.config import RouterConfig
 from dynctl.router.desk import Desk
 from dynctl.router.prober import Prober
@@ -153,7 +153,7 @@ class Router:
         tokenizer, settings = desk.tokens.tokenizer, config.settings
         assert self._zmq is not None
         context = relay_context(config.tls) if config.relays and config.tls else None
-        slots = ReplaySlots()
+        intake = Intake()
         async with asyncio.TaskGroup() as group:
             if self._place is None or self._place.process == 0:
                 group.create_task(Prober(desk).run(), name="probes")
@@ -163,12 +163,12 @@ class Router:
             for relay in config.relays:
                 assert context is not None
                 source = RelaySource(
-                    relay, context, desk.fleet, config.deployment, tokenizer, settings
+                    relay, context, desk.fleet, config.deployment, tokenizer, settings, intake
                 )
                 group.create_task(source.run(), name=f"relay:{relay.host_name}")
             for engine in config.engines:
                 direct = DirectSource(
-                    engine, desk.fleet, desk.hashers, tokenizer, settings, self._zmq, slots
+                    engine, desk.fleet, desk.hashers, tokenizer, settings, self._zmq, intake
                 )
                 group.create_task(direct.run(), name=f"engine:{engine.id}")
 

@@ -8,12 +8,14 @@ import zmq
 from dynctl.core.kv import BlockRemoved
 from dynctl.errors import EngineError
 from dynctl.kv import events as events_module
+from dynctl.kv import intake as intake_module
 from dynctl.kv import publisher as publisher_module
 from dynctl.kv import reader as reader_module
 from dynctl.kv import sequence
 from dynctl.kv.events import EventBatch
+from dynctl.kv.intake import Intake
 from dynctl.kv.publisher import BUFFER_STEPS, END_SEQ, EventPublisher
-from dynctl.kv.reader import MAX_ERRORS_PER_MINUTE, KvEventReader, ReplaySlots
+from dynctl.kv.reader import MAX_ERRORS_PER_MINUTE, KvEventReader
 
 CAPTURES = Path(__file__).parent / "captures"
 
@@ -402,7 +404,8 @@ def test_k6_at_most_four_replays_run_at_once_and_waiting_does_not_use_up_their_t
     monkeypatch.setattr(reader_module, "AUDIT_S", 3600.0)
 
     async def main():
-        slots, sinks, readers, quiet = ReplaySlots(), [], [], []
+        intake, sinks, readers, quiet = Intake(), [], [], []
+        slots = intake.slots
         for number in range(6):
             folder = tmp_path / str(number)
             folder.mkdir()
@@ -417,7 +420,7 @@ def test_k6_at_most_four_replays_run_at_once_and_waiting_does_not_use_up_their_t
                 publisher.start()
                 quiet.append(publisher)
             reader = KvEventReader(
-                *endpoints(folder), "", sinks[-1], context=zmq_context, slots=slots
+                *endpoints(folder), "", sinks[-1], context=zmq_context, intake=intake
             )
             reader.start()
             readers.append(reader)
@@ -446,7 +449,8 @@ def test_k19_a_reader_that_cannot_keep_up_says_that_it_knows_nothing(
     tmp_path, zmq_context, monkeypatch
 ):
     monkeypatch.setattr(reader_module, "_SLICE", 10)
-    monkeypatch.setattr(reader_module, "_BEHIND_S", 0.05)
+    monkeypatch.setattr(intake_module, "TURN_S", 0.0)
+    monkeypatch.setattr(reader_module, "BEHIND_S", 0.05)
     # None is lost for good, however late the subscription comes.
     monkeypatch.setattr(publisher_module, "BUFFER_STEPS", 10**6)
 
@@ -479,7 +483,7 @@ def test_k19_a_reader_that_cannot_keep_up_says_that_it_knows_nothing(
 @pytest.mark.parametrize(
     ("payload_bytes", "num_taken"), [(10, 100), (1000, 5), (4096, 1), (100_000, 1)]
 )
-def test_k19_a_read_leaves_the_loop_to_others_after_so_many_bytes(
+def test_k19_a_read_leaves_the_rest_for_later_after_so_many_bytes(
     zmq_context, payload_bytes, num_taken
 ):
     class Full:
@@ -500,7 +504,7 @@ def test_k19_a_read_leaves_the_loop_to_others_after_so_many_bytes(
         reader = KvEventReader("ipc:///nobody", None, "", Sink(), context=zmq_context)
         reader._loop = asyncio.get_running_loop()
         goes_on = asyncio.Event()
-        taken, is_cut = reader._take("live", Full(), goes_on.set, has_three=True)
+        taken, is_cut = reader._take(Full(), goes_on.set, has_three=True)
         await asyncio.wait_for(goes_on.wait(), 60)
 
         assert (len(taken), is_cut) == (num_taken, True)

@@ -3,8 +3,10 @@
 import ast
 import asyncio
 import dataclasses
+import itertools
 import json
 import random
+import re
 import time
 from pathlib import Path
 
@@ -16,9 +18,10 @@ from router_sims import Sim, generate, prompt_of, routed_sims, told
 import dynctl
 from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.core.kv import HOST, STORAGE, AllBlocksCleared, BlockRemoved, BlockStored
+from dynctl.http1 import stream
 from dynctl.http1.stream import Pieces
 from dynctl.http1.upstream import Address, Upstream
-from dynctl.kv import wire
+from dynctl.kv import intake, publisher, reader, wire
 from dynctl.kv.events import EventBatch
 from dynctl.router.config import RelayTarget, Settings
 from dynctl.router.desk import load_policy
@@ -27,7 +30,7 @@ from dynctl.router.metrics import Metrics
 from dynctl.router.placement import Order, Placement
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.prompt import Hashers, Prompt
-from dynctl.router.sources import ranks
+from dynctl.router.sources import ranks, relay
 from dynctl.router.sources.feed import KvFeed
 from dynctl.router.sources.fleet import Fleet
 from dynctl.router.sources.relay import RelaySource
@@ -57,6 +60,12 @@ PACKAGE = Path(dynctl.__file__).parent
 
 def newest(bench):
     return json.loads(bench.desk.ring.to_json(1))[0]
+
+
+def states(text):
+    """Engines by how their caches are known."""
+    found = re.findall(r'index_engines\{state="(\w+)"\} (\d+)', text)
+    return {state: int(number) for state, number in found if number != "0"}
 
 
 def test_k1_what_is_known_counts_half_while_batches_are_missing(run, tls, short_dir):
@@ -234,23 +243,86 @@ def test_k19_a_long_answer_that_is_not_taken_makes_its_sender_wait(run):
         pieces.on_end()
         assert [piece async for piece in pieces] == [b"%d" % number for number in range(100)]
         assert call.told == ["pause", "resume"]
+
+    run(main)
+
+
+def test_k19_a_sender_that_had_to_wait_may_have_more_so_one_round_taken_is_not_all(run):
+    async def main():
+        pieces = Pieces(1.0, "/x")
+        for _ in range(3):
+            for _ in range(64):
+                pieces.on_data(b"1")
+            for _ in range(64):
+                await anext(pieces)
+            assert pieces.behind_s > 0.0
+        pieces.on_data(b"1")
+        await anext(pieces)
         assert pieces.behind_s == 0.0
 
     run(main)
 
 
-def test_k19_deltas_read_too_late_count_for_nothing_until_they_are_caught_up(run):
+async def flood_of_events(sim, is_over):
+    """Let an engine tell more than is taken in at each turn of the loop."""
+    while not is_over():
+        for number in range(50):
+            sim.engine.publisher.publish(EventBatch(0.0, (BlockRemoved((number,), "GPU"),)))
+        await asyncio.sleep(0)
+
+
+async def flood_of_deltas(source, is_over):
+    """Let a relay do that."""
+    [exchange] = source._limits_bytes
+    hashes = itertools.count(1)
+    while not is_over():
+        if exchange.unsent_bytes < 2**20:  # or the relay would cut the router off
+            stored = list(itertools.islice(hashes, 8192))
+            source._send(wire.encode(wire.Delta("i1", source._ranks[0].seq, stored, ())))
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("is_relayed", [False, True])
+def test_k19_who_is_heard_too_late_is_placed_by_load_and_named_until_all_is_taken_in(
+    run, tls, short_dir, monkeypatch, caplog, is_relayed
+):
+    monkeypatch.setattr(intake, "TURN_S", 0.0)
+    monkeypatch.setattr(reader, "_SLICE", 5)
+    monkeypatch.setattr(stream, "_MAX_WAITING", 2)
+    monkeypatch.setattr(publisher, "BUFFER_STEPS", 10**6)  # none is lost for good
+
     async def main():
-        table, index, settings = WorkerTable(Settings()), PrefixIndex(), Settings()
-        fleet = Fleet(table, index, Metrics(), lambda: None)
-        source = RelaySource(RelayTarget("h", "127.0.0.1", 1), None, fleet, "d", None, settings)
-        info = EngineInfo(*("e0", "i1", EngineState.READY, "aggregated", "d", "sim", "m"))
-        fleet.saw("h", info, Route(source._upstream))
-        source._heard(info.id, info.incarnation, wire.SourceHealth(), 2.5)
-        assert index.doubts == {"e0": 0.0}
-        source._heard(info.id, info.incarnation, wire.SourceHealth(), 0.0)
-        assert index.doubts == {}
-        await source._upstream.close()
+        sims = Sim("e0", short_dir), Sim("e1", short_dir)
+        async with relayed(tls, *sims) if is_relayed else routed_sims(*sims) as bench:
+            ask, index = talk if is_relayed else generate, bench.desk.index
+            prompt = prompt_of(random.Random(9), bench.text.words, 160)
+            await ask(bench, prompt, 2)
+            name = newest(bench)["engine"]
+            await until(lambda: index.num_blocks(name) == 10)
+            await ask(bench, prompt, 2)
+            assert (newest(bench)["engine"], newest(bench)["overlap_tokens"]) == (name, 144)
+
+            monkeypatch.setattr(reader, "BEHIND_S", 0.05)
+            monkeypatch.setattr(relay, "BEHIND_S", 0.05)
+            over = asyncio.Event()
+            if is_relayed:
+                source = bench.host.relay._engines[name].source
+                flood = asyncio.create_task(flood_of_deltas(source, over.is_set))
+            else:
+                [sim] = [sim for sim in sims if sim.name == name]
+                flood = asyncio.create_task(flood_of_events(sim, over.is_set))
+            await until(lambda: index.doubts == {name: 0.0})
+            await ask(bench, prompt, 2)
+            assert newest(bench)["overlap_tokens"] == 0
+            assert states(bench.desk.exposition().decode())["doubtful"] == 1
+            over.set()
+            await flood
+            await until(lambda: not index.doubts)
+            await ask(bench, prompt, 2)
+            assert newest(bench)["overlap_tokens"] == 144
+            said = [one.message for one in caplog.records if f" of {name}: " in one.message]
+            assert "nothing counts as cached" in said[0]
+            assert "all here again" in said[-1]
 
     run(main)
 

@@ -152,10 +152,13 @@ def test_frames_are_applied_in_order_and_a_break_asks_for_a_new_snapshot():
 def test_k19_other_work_gets_its_turn_by_blocks_applied_not_by_frames():
     index = PrefixIndex()
     feed = KvFeed(index, Metrics(), "e", "i1")
-    assert len(list(feed.apply(Snapshot("i1", 0, 16, list(range(10_000)))))) == 2
+    assert len(list(feed.apply(Snapshot("i1", 0, 16, list(range(10_000)))))) == 9
     small = [
         len(list(feed.apply(Delta("i1", n + 1, [20_000 + 8 * n + i for i in range(8)], []))))
         for n in range(1024)
     ]
-    assert sum(small) == 2
+    assert sum(small) == 8
     assert index.num_blocks("e") == 10_000 + 8 * 1024
+    gone = Delta("i1", 2000, [7], list(range(10_000)))
+    assert len(list(feed.apply(gone))) == 9
+    assert index.num_blocks("e") == 1 + 8 * 1024

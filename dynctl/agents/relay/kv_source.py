@@ -23,8 +23,9 @@ from dynctl.http1.server import Exchange
 from dynctl.kv import wire
 from dynctl.kv.events import EventBatch
 from dynctl.kv.hashing import BlockHasher
+from dynctl.kv.intake import Intake
 from dynctl.kv.ranks import RankOrder, endpoint_of
-from dynctl.kv.reader import KvEventReader, ReplaySlots, trust_text
+from dynctl.kv.reader import KvEventReader, trust_text
 from dynctl.kv.tracker import BlockTracker, Delta
 from dynctl.kv.wire import SourceHealth
 
@@ -49,13 +50,13 @@ class KvSource:
         self,
         entry: RelayEntry,
         context: "zmq.Context[zmq.Socket[bytes]]",
-        slots: ReplaySlots,
+        intake: Intake,
         metrics: RelayMetrics,
     ) -> None:
-        """`slots` and `metrics` are the relay's."""
+        """`intake` and `metrics` are the relay's."""
         self.entry = entry
         self.context = context
-        self.slots = slots
+        self.intake = intake
         self.order = RankOrder()
         self._metrics = metrics
         self._incarnation = entry.info.incarnation
@@ -268,7 +269,7 @@ class _Rank:
             entry.topic,
             self,
             context=source.context,
-            slots=source.slots,
+            intake=source.intake,
         )
         try:
             self._reader.start()

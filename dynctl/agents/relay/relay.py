@@ -19,7 +19,7 @@ from dynctl.http1.message import Header, error_body
 from dynctl.http1.server import Exchange, Rejection, Request
 from dynctl.http1.upstream import Upstream, UpstreamLimits
 from dynctl.kv.emptied import LOOK_S
-from dynctl.kv.reader import ReplaySlots
+from dynctl.kv.intake import Intake
 from dynctl.kv.wire import ALL_MEDIA
 
 PEER_PREFIX = "router:"
@@ -56,7 +56,7 @@ class Relay:
         self._watchers: set[Exchange] = set()
         self._line = write_infos([])
         self.metrics = RelayMetrics()
-        self._slots = ReplaySlots()
+        self._intake = Intake()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._loop = asyncio.get_running_loop()
         self._is_closing = False
@@ -224,7 +224,7 @@ class Relay:
         upstream = Upstream(address, _ENGINE_LIMITS) if address is not None else None
         source = None
         if entry.info.incarnation and entry.kv_events:
-            source = KvSource(entry, self._context, self._slots, self.metrics)
+            source = KvSource(entry, self._context, self._intake, self.metrics)
             source.start()
         watch = None
         if source is not None and upstream is not None:

@@ -17,8 +17,8 @@ from dynctl.core.text import clean
 from dynctl.errors import DynctlError, ProbeError
 from dynctl.http1.upstream import Upstream, UpstreamError
 from dynctl.kv.emptied import CacheWatch, read_figures
+from dynctl.kv.intake import Intake
 from dynctl.kv.ranks import rank_headers
-from dynctl.kv.reader import ReplaySlots
 from dynctl.router.config import EngineTarget, Settings
 from dynctl.router.prompt import Hashers
 from dynctl.router.sources.fleet import Fleet
@@ -57,9 +57,9 @@ class DirectSource:
         tokenizer: ModelTokenizer | None,
         settings: Settings,
         context: "zmq.Context[zmq.Socket[bytes]]",
-        slots: ReplaySlots | None = None,
+        intake: Intake | None = None,
     ) -> None:
-        """`slots`: of all engines of this router."""
+        """`intake`: of all engines of this router."""
         address, prefix = parse_url(target.url)
         self._target = target
         self._fleet = fleet
@@ -67,7 +67,7 @@ class DirectSource:
         self._tokenizer = tokenizer
         self._poll_s = settings.engine_poll_s
         self._context = context
-        self._slots = slots
+        self._intake = intake
         self._upstream = Upstream(address, limits(settings.connect_timeout_s))
         self._names = worker_ids(target.id, target.ranks)
         self._routes = [
@@ -236,7 +236,7 @@ class DirectSource:
             return
         self._watch = CacheWatch()
         self._events = EngineEvents(
-            self._target, self._fleet, self._hashers, info, self._context, self._slots
+            self._target, self._fleet, self._hashers, info, self._context, self._intake
         )
         try:
             self._events.start()

@@ -15,8 +15,9 @@ from dynctl.core.deployment import EngineInfo
 from dynctl.core.kv import device_block_size
 from dynctl.core.text import clean
 from dynctl.kv.events import EventBatch
+from dynctl.kv.intake import Intake
 from dynctl.kv.ranks import RankOrder
-from dynctl.kv.reader import EventSink, KvEventReader, ReplaySlots, trust_text
+from dynctl.kv.reader import EventSink, KvEventReader, trust_text
 from dynctl.kv.tracker import BlockTracker, Delta, TrackerCounts
 from dynctl.kv.wire import SourceHealth
 from dynctl.router.config import EngineTarget
@@ -41,7 +42,7 @@ class EngineEvents:
         hashers: Hashers,
         info: EngineInfo,
         context: "zmq.Context[zmq.Socket[bytes]]",
-        slots: ReplaySlots | None = None,
+        intake: Intake | None = None,
     ) -> None:
         self.fleet = fleet
         self.hashers = hashers
@@ -52,7 +53,7 @@ class EngineEvents:
             _RankEvents(
                 self,
                 position,
-                partial(KvEventReader, *places, target.topic, context=context, slots=slots),
+                partial(KvEventReader, *places, target.topic, context=context, intake=intake),
             )
             for position, places in enumerate(target.event_places)
         ]

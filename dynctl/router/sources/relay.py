@@ -7,6 +7,7 @@ IO: sockets (mutual TLS).
 import asyncio
 import logging
 import ssl
+from collections.abc import Iterator
 
 import msgspec
 
@@ -14,7 +15,9 @@ from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.core.text import clean, is_name
 from dynctl.http1.stream import open_stream
 from dynctl.http1.upstream import Address, Upstream, UpstreamError
+from dynctl.kv.intake import Intake
 from dynctl.kv.ranks import rank_headers
+from dynctl.kv.reader import BEHIND_S, trust_text
 from dynctl.kv.wire import (
     ALL_MEDIA,
     FrameReader,
@@ -41,7 +44,6 @@ _SILENCE_S = 6.0
 _RETRY_S = 0.25
 _MAX_RETRY_S = 2.0
 _NO_EVENTS_RETRY_S = 10.0
-_BEHIND_S = 2.0
 _BROKEN_TRUST = 0.5
 """While the stream is broken: what was cached most probably still is."""
 _MAX_LINE_BYTES = 4 * 1024**2
@@ -69,7 +71,9 @@ class RelaySource:
         deployment: str,
         tokenizer: ModelTokenizer | None,
         settings: Settings,
+        intake: Intake | None = None,
     ) -> None:
+        """`intake`: of all engines of this router."""
         address = Address(
             host=target.address,
             port=target.port,
@@ -88,6 +92,7 @@ class RelaySource:
         self._fleet = fleet
         self._deployment = deployment
         self._tokenizer = tokenizer
+        self._intake = intake or Intake()
         self._known: dict[str, EngineInfo] = {}
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._is_up = False
@@ -194,13 +199,6 @@ class RelaySource:
         for task in self._tasks.pop(engine_id, []):
             task.cancel()
 
-    def _heard(self, name: str, incarnation: str, health: SourceHealth, behind_s: float) -> None:
-        if behind_s > _BEHIND_S:
-            # What is read now is old: better to place by load than by that (K19).
-            log.warning("KV deltas of %s come faster than they can be read", clean(name))
-            health = msgspec.structs.replace(health, trust=0.0)
-        self._fleet.heard(name, incarnation, health)
-
     async def _ask(self, info: EngineInfo, route: Route) -> None:
         """Ask the engine itself whether it uses its cache: nobody else knows."""
         caching = await is_caching(route)
@@ -213,38 +211,78 @@ class RelaySource:
         fleet = self._fleet
         while True:
             retry_s = _RETRY_S
-            feed = KvFeed(fleet.index, fleet.metrics, info.id, info.incarnation, num_ranks(info))
-            reader = FrameReader()
-            fleet.reading.update(feed.names)
+            deltas = _Deltas(fleet, info)
+            names = deltas.feed.names
+            fleet.reading.update(names)
             try:
                 target = f"/v1/kv/{info.id}?{ALL_MEDIA.decode()}"
                 async with open_stream(self._upstream, target, _SILENCE_S) as pieces:
                     async for piece in pieces:
-                        for frame in reader.feed(piece):
-                            name = feed.name_of(frame.rank)
-                            if isinstance(frame, Snapshot) and frame.block_size:
-                                fleet.learn_block_size(name, info.incarnation, frame.block_size)
-                            elif isinstance(frame, Heartbeat):
-                                self._heard(name, info.incarnation, frame.health, pieces.behind_s)
-                            for _ in feed.apply(frame):
-                                await asyncio.sleep(0)
-                            fleet.reading.discard(name)
+                        deltas.judge(pieces.behind_s)
+                        await self._intake.through(deltas.take(piece))
             except UpstreamError as error:
                 if error.kind == "status":
                     retry_s = _NO_EVENTS_RETRY_S
                     if error.message.endswith(" 404"):
-                        for name in feed.names:
+                        for name in names:
                             fleet.untold(name, info.incarnation)
                 else:
-                    for name in feed.names:
+                    for name in names:
                         fleet.index.believe(name, _BROKEN_TRUST)
             except (LostError, WireError) as error:
                 # What is known may be wrong in any way (K2).
-                for name in feed.names:
+                for name in names:
                     fleet.index.drop(name)
                 fleet.metrics.kv_frames.add("lost")
                 log.warning("KV deltas of %s are read anew: %s", clean(info.id), clean(str(error)))
             await asyncio.sleep(retry_s)
+
+
+class _Deltas:
+    """One stream of KV frames of one incarnation, and whether it is too late to go by."""
+
+    def __init__(self, fleet: Fleet, info: EngineInfo) -> None:
+        self.feed = KvFeed(fleet.index, fleet.metrics, info.id, info.incarnation, num_ranks(info))
+        self._fleet = fleet
+        self._info = info
+        self._reader = FrameReader()
+        self._healths: dict[str, SourceHealth] = {}
+        """By worker, as the relay says."""
+        self._is_late = False
+
+    def judge(self, behind_s: float) -> None:
+        """Take the time since when more has been waiting than is taken: what is read late says nothing any more (K19)."""
+        if (behind_s > BEHIND_S) == self._is_late:
+            return
+        self._is_late = not self._is_late
+        text = trust_text(0.0 if self._is_late else 1.0)
+        log.warning("KV deltas of %s: %s", clean(self._info.id), text)
+        for name in self._healths:
+            self._tell(name)
+
+    def take(self, piece: bytes) -> Iterator[None]:
+        """Apply the frames that a piece of the stream completes; others may have their turn where it yields.
+
+        Raises:
+            LostError: when the stream is to be opened anew.
+            WireError: when it cannot be read on.
+        """
+        fleet, incarnation = self._fleet, self._info.incarnation
+        for frame in self._reader.feed(piece):
+            name = self.feed.name_of(frame.rank)
+            if isinstance(frame, Snapshot) and frame.block_size:
+                fleet.learn_block_size(name, incarnation, frame.block_size)
+            elif isinstance(frame, Heartbeat):
+                self._healths[name] = frame.health
+                self._tell(name)
+            yield from self.feed.apply(frame)
+            fleet.reading.discard(name)
+
+    def _tell(self, name: str) -> None:
+        health = self._healths[name]
+        if self._is_late:
+            health = msgspec.structs.replace(health, trust=0.0)
+        self._fleet.heard(name, self._info.incarnation, health)
 
 
 def _is_sound(info: EngineInfo) -> bool:
