@@ -73,6 +73,8 @@ class SourceHealth(msgspec.Struct, frozen=True, array_like=True):
     """Events of groups of layers whose blocks do not stand for a prefix, ignored."""
     num_lost: int = 0
     """Times that events were missing for good, so that all that was known of the cache was forgotten."""
+    num_orphans: int = 0
+    """Events of blocks whose beginnings nobody told, given up."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True):

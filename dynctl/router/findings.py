@@ -25,7 +25,7 @@ class Look(Enum):
     KEYED = auto()
     """Not found, and since others were, blocks with a LoRA or a salt came."""
     LOST = auto()
-    """Not found, and since others were, events were missing for good."""
+    """Not found, and events were missing for good, or spoke of what nobody told before."""
     UNSEEDED = auto()
     """Under the hash without the deployment's seed."""
     MISSING = auto()
@@ -63,6 +63,8 @@ class Evidence:
     num_lost: int = 0
     """Times that its events were missing for good, so that all that was known of it was forgotten: in the last minute, or
     since a prompt was found."""
+    has_orphans: bool = False
+    """Whether in the last minute they spoke of blocks whose beginnings nobody told."""
     num_ranks: int = 0
     """Data-parallel ranks it says it has; 0: it does not say."""
     num_ranks_read: int = 0
@@ -179,7 +181,8 @@ def events_fault(e: Evidence) -> tuple[str, str, str] | None:
 
 def _losses(e: Evidence) -> tuple[str, str, str] | None:
     """Whether events are missing for good again and again."""
-    return _lost(e) if e.num_lost >= (1 if _says_nothing(e) else _MIN_LOST) else None
+    is_lost = e.num_lost >= _MIN_LOST or (_says_nothing(e) and (e.num_lost or e.has_orphans))
+    return _lost(e) if is_lost else None
 
 
 def _says_nothing(e: Evidence) -> bool:
@@ -188,11 +191,15 @@ def _says_nothing(e: Evidence) -> bool:
 
 
 def _lost(e: Evidence) -> tuple[str, str, str]:
-    times = "once" if e.num_lost == 1 else f"{e.num_lost} times lately"
+    if e.num_lost:
+        times = "once" if e.num_lost == 1 else f"{e.num_lost} times lately"
+        text = f"KV events of it were lost for good {times}, and with them all that was known of its cache"
+    else:
+        text = "its KV events go on from blocks that nobody told of: it cached those before its events were read, or some were lost"
     return (
         "events_lost",
-        f"KV events of it were lost for good {times}, and with them all that was known of its cache",
-        "give kv-replay=… to route, so that what is lost is asked for again; where it is given, see that it answers there",
+        text,
+        "give kv-replay=… to route, so that what is missing is asked for; where it is given, see that it answers there",
     )
 
 
@@ -280,7 +287,7 @@ def _identity(e: Evidence) -> tuple[str, str, str] | None:
             "its blocks carry a cache salt or a LoRA that the router does not ask with",
             "what stands between router and engine adds one: let clients name it to the router (cache_salt, or the LoRA as model)",
         )
-    if e.num_lost and e.looks.count(Look.LOST) * 2 >= num_missed:
+    if (e.num_lost or e.has_orphans) and e.looks.count(Look.LOST) * 2 >= num_missed:
         return _lost(e)
     if num_found:
         return None

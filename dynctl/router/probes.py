@@ -5,6 +5,7 @@ Not here: what the evidence means. Pure: times are passed in.
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from dynctl.kv.hashing import PromptBlocks
 from dynctl.router.findings import (
@@ -61,6 +62,8 @@ class EngineNotes:
     """Events of groups of layers whose blocks do not stand for a prefix."""
     num_lost: int = 0
     """Times that its events were missing for good, since they are read."""
+    num_orphans: int = 0
+    """Events of blocks whose beginnings nobody told."""
     num_ranks: int = 0
     """Data-parallel ranks it says it has; 0: it does not say."""
     num_ranks_read: int = 0
@@ -100,6 +103,9 @@ class _Seen:
     num_lost: int = 0
     losses_s: deque[float] = field(default_factory=_losses)
     """When events were missing for good."""
+    num_orphans: int = 0
+    orphaned_s: float = -inf
+    """When there were more of those for the last time."""
 
 
 class Probes:
@@ -215,14 +221,17 @@ class Probes:
 
     def _note_losses(self, worker: Worker, now_s: float) -> None:
         evidence, seen = self._of(worker)
-        num_lost = self.notes.get(worker.id, EngineNotes()).num_lost
+        notes = self.notes.get(worker.id, EngineNotes())
         # Who reads them anew counts anew.
-        seen.losses_s.extend([now_s] * (num_lost - seen.num_lost))
-        seen.num_lost = num_lost
+        seen.losses_s.extend([now_s] * (notes.num_lost - seen.num_lost))
+        if notes.num_orphans > seen.num_orphans:
+            seen.orphaned_s = now_s
+        seen.num_lost, seen.num_orphans = notes.num_lost, notes.num_orphans
         old_s = min(now_s - _LOSSES_S, seen.found_s)
         while seen.losses_s and seen.losses_s[0] < old_s:
             seen.losses_s.popleft()
         evidence.num_lost = len(seen.losses_s)
+        evidence.has_orphans = now_s - seen.orphaned_s <= _LOSSES_S
 
     def _look(self, check: _Check, evidence: Evidence, seen: _Seen) -> None:
         if not seen.num_stored:
@@ -264,8 +273,7 @@ class Probes:
             return other
         if num_keyed > seen.num_keyed:
             return Look.KEYED
-        was_lost = bool(seen.losses_s) and seen.losses_s[-1] >= seen.found_s
-        return Look.LOST if was_lost else Look.MISSING
+        return Look.LOST if evidence.num_lost or evidence.has_orphans else Look.MISSING
 
     def _under_another_name(self, check: _Check, evidence: Evidence) -> Look | None:
         """Look for what a prompt begins with as it would be called if one thing were different."""

@@ -140,6 +140,7 @@ class Scene:
                 self.index.begin(self.source)
             self.index.store(self.source, self.tracker.apply(events, now_s).stored)
             self.notes.num_keyed = self.tracker.counts.num_keyed_roots
+            self.notes.num_orphans = self.tracker.orphans.num_dropped
         if self.fault in {"never_reused", "caching_off"}:
             return 0
         if self.fault == "half":
@@ -309,6 +310,29 @@ def test_what_is_known_no_more_since_events_were_lost_once_has_no_other_name():
     scene.seconds_until_named(120.0)
     scene.seconds_until_named(180.0)
     assert scene.probes.findings() == ()
+
+
+@pytest.mark.parametrize("new_every", [1000, 4])
+def test_what_was_cached_before_anybody_read_of_it_has_no_other_name(new_every):
+    """As with a router that was started anew before warm engines and cannot ask for what they told before."""
+    scene = Scene("")
+    shared = prompt_of(1)[:160]
+    scene.run(shared, 0.0)
+    scene.index.end(scene.source)
+    scene.tracker = BlockTracker(BlockHasher(b"deployment", scene.size))
+    numbers = iter(range(1, 1000))
+
+    def prompt_at(_):
+        number = next(numbers)
+        more = prompt_of(number, 161)
+        return shared + more if number % new_every else more
+
+    at_s, cause = scene.seconds_until_named(0.0, prompt_at)
+
+    assert cause == "events_lost"
+    assert at_s <= 30.0
+    (finding,) = scene.probes.findings()
+    assert "before its events were read" in finding.text
 
 
 def test_two_losses_that_were_made_up_for_are_no_finding():

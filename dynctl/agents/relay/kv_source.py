@@ -304,6 +304,7 @@ class _Rank:
             num_keyed=counts.num_keyed_roots,
             num_other_ranks=self._num_of_others,
             num_other_groups=counts.num_other_group,
+            num_orphans=self.tracker.orphans.num_dropped,
         )
 
     # The reader tells…

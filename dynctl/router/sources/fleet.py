@@ -91,6 +91,7 @@ class Fleet:
         notes.num_other_ranks = health.num_other_ranks
         notes.num_other_groups = health.num_other_groups
         notes.num_lost = health.num_lost
+        notes.num_orphans = health.num_orphans
 
     def untold(self, engine_id: str, incarnation: str) -> None:
         """Note that nobody tells what one incarnation caches: what it is sent has to stand for that."""

@@ -142,6 +142,7 @@ class _RankEvents:
             num_keyed=counts.num_keyed_roots,
             num_other_ranks=self._num_of_others,
             num_other_groups=counts.num_other_group,
+            num_orphans=0 if self._tracker is None else self._tracker.orphans.num_dropped,
         )
 
     @property
