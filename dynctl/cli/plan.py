@@ -390,7 +390,15 @@ def _draw(plan: Plan, planned: PlannedDeployment) -> None:
     emit(f"relays   {relays}")
     if rows := memory_rows(planned):
         emit("")
-        columns = ["PER GPU", "TOTAL", "RESERVE", "WEIGHTS", "ACTIVATIONS", "KV", "KV TOKENS"]
+        columns = [
+            "PER GPU",
+            "TOTAL",
+            "RESERVE",
+            "WEIGHTS",
+            "ACTIVATIONS",
+            "KV",
+            "TOKENS PER ENGINE",
+        ]
         table(columns, rows, right=columns[1:])
     if rows := limit_rows(planned):
         emit("")

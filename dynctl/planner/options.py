@@ -15,7 +15,7 @@ from dynctl.core.hardware import Host
 from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
 from dynctl.core.plan import MemorySheet, Parallelism
-from dynctl.core.units import GIB, format_bytes
+from dynctl.core.units import format_bytes
 from dynctl.errors import PlanError
 from dynctl.planner.calibration import Calibration
 from dynctl.planner.drawing import parallelism_text
@@ -365,61 +365,6 @@ def misfit(
     inner = found.weight_bytes - model.embedding_weight_bytes // parallelism.tp
     saved = inner // 2 if model.dtype_bytes >= 2 else 0
     return Misfit(text, missing, saved, rank_tokens(found, parallelism))
-
-
-def refuse_fit(
-    wish: DeploymentWish,
-    model: Model,
-    misfits: Sequence[Misfit],
-    calibration: Calibration,
-    spanning: str = "",
-) -> PlanError:
-    """The error for a model that fits nowhere: the smallest shortfall and the nearest change.
-
-    `spanning` names a layout over several hosts that would hold it, which cannot be started yet.
-    """
-    nearest = min(misfits, key=lambda m: m.missing_bytes)
-    if nearest.missing_bytes >= NEVER_BYTES:
-        return PlanError(
-            f"deployment {wish.name}: {model.name} runs on none of these GPUs: {nearest.text}",
-            "use a checkpoint in 16 bit or int4, or newer GPUs",
-        )
-    fitting = next(
-        (
-            tp
-            for tp in TP_SIZES
-            if legal_tp(model, tp)
-            and sheet(
-                model, Parallelism(tp=tp), room_of(wish, GpuKind("", 80 * GIB), calibration)
-            ).kv_capacity_tokens
-            >= needed_tokens(wish)
-        ),
-        None,
-    )
-    change = (
-        f"{_gpus(fitting)} of 80 GiB in one host would do"
-        if fitting
-        else "it needs several hosts per engine, which up cannot start yet"
-    )
-    if spanning:
-        change += f"; {spanning}"
-    if any(each.missing_bytes <= each.saved_bytes for each in misfits):
-        change += ", so would fp8 weights"
-    held = max(each.held_tokens for each in misfits)
-    if held:
-        key = (
-            "limits.max_model_len_tokens" if declared(wish, "max_model_len_tokens") else "requests"
-        )
-        change += f"; or {key} of at most {held} tokens"
-    return PlanError(
-        f"deployment {wish.name}: {model.name} ({format_bytes(model.weight_bytes)} of weights) fits no layout; "
-        f"nearest: {nearest.text}",
-        change,
-    )
-
-
-def _gpus(count: int) -> str:
-    return "one GPU" if count == 1 else f"{count} GPUs"
 
 
 def engines_of(wish: DeploymentWish, option: Option, count: int) -> Side:

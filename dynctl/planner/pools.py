@@ -31,6 +31,7 @@ from dynctl.planner.placement import (
     natural,
     replica_on,
 )
+from dynctl.planner.refusing import refuse_fit
 from dynctl.planner.spanning import OpenGpus, about_domains, better_elsewhere, over_hosts
 from dynctl.planner.transfer import Fabric
 from dynctl.planner.verdict import why_chosen
@@ -160,7 +161,7 @@ def _no_option(
 ) -> PlanError:
     if misfits:
         spanning = over_hosts(wish, model, ground.allocation, hosts, ground.calibration)
-        return sizes.refuse_fit(wish, model, misfits, ground.calibration, spanning)
+        return refuse_fit(wish, model, misfits, ground.calibration, spanning)
     return PlanError(
         f"deployment {wish.name}: {model.num_heads} attention heads divide over no group of GPUs there is",
         "free more GPUs in one host",
@@ -320,7 +321,7 @@ def _fitting_kinds(
         else:
             misfits.append(sizes.misfit(*asked))
     if kinds and not fitting:
-        error = sizes.refuse_fit(draft.wish, draft.model, misfits, ground.calibration)
+        error = refuse_fit(draft.wish, draft.model, misfits, ground.calibration)
         raise PlanError(f"{where}: {error.message.partition(': ')[2]}", error.hint)
     return fitting
 

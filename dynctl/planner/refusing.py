@@ -1,6 +1,5 @@
-"""What binds when no layout serves a deployment within its goals, and the nearest change that would.
+"""What binds when no layout holds a model, or serves a deployment within its goals; and the nearest change that would.
 
-Not here: models that fit nowhere (`options`).
 Pure.
 """
 
@@ -9,11 +8,20 @@ from collections.abc import Sequence
 
 from dynctl.core.inventory import DeploymentWish
 from dynctl.core.model import Model
-from dynctl.core.units import format_number
+from dynctl.core.plan import Parallelism
+from dynctl.core.units import GIB, format_bytes, format_number
 from dynctl.errors import PlanError
+from dynctl.planner.calibration import Calibration
 from dynctl.planner.estimate import LEAST_RPS
 from dynctl.planner.layouts import Cell, Pricer, cells, pairs
-from dynctl.planner.options import Option
+from dynctl.planner.limits import declared
+from dynctl.planner.memory import legal_tp
+from dynctl.planner.options import NEVER_BYTES, TP_SIZES, Misfit, Option, fitting_batch
+from dynctl.planner.placement import GpuKind
+
+_MOST_IN_A_HOST = 8
+_LARGEST_GIB = 288
+"""No GPU of today has more memory."""
 
 
 def refusal(
@@ -130,3 +138,55 @@ def _out_of_reach(pricer: Pricer, model: Model, options: Sequence[Option]) -> Pl
         f"{slo.itl_ms or 0:g} at once; each alone can be had ({format_number(ttft)} ms and {format_number(itl)} ms at best)",
         "loosen one of them, or shorten prompts",
     )
+
+
+def refuse_fit(
+    wish: DeploymentWish,
+    model: Model,
+    misfits: Sequence[Misfit],
+    calibration: Calibration,
+    spanning: str = "",
+) -> PlanError:
+    """The error for a model that fits nowhere: the smallest shortfall and the nearest change.
+
+    `spanning` names a layout over several hosts that would hold it, which cannot be started yet.
+    """
+    nearest = min(misfits, key=lambda m: m.missing_bytes)
+    if nearest.missing_bytes >= NEVER_BYTES:
+        return PlanError(
+            f"deployment {wish.name}: {model.name} runs on none of these GPUs: {nearest.text}",
+            "use a checkpoint in 16 bit or int4, or newer GPUs",
+        )
+    change = _would_hold(wish, model, calibration)
+    if spanning:
+        change += f"; {spanning}"
+    if any(each.missing_bytes <= each.saved_bytes for each in misfits):
+        change += ", so would fp8 weights"
+    held = max(each.held_tokens for each in misfits)
+    if held:
+        is_declared = declared(wish, "max_model_len_tokens") is not None
+        key = "limits.max_model_len_tokens" if is_declared else "requests"
+        change += f"; or {key} of at most {held} tokens"
+    return PlanError(
+        f"deployment {wish.name}: {model.name} ({format_bytes(model.weight_bytes)} of weights) fits no layout; "
+        f"nearest: {nearest.text}",
+        change,
+    )
+
+
+def _would_hold(wish: DeploymentWish, model: Model, calibration: Calibration) -> str:
+    """GPUs of one host that would hold a model: few of the usual 80 GiB, else as large ones as it takes."""
+    sizes = [tp for tp in TP_SIZES if tp <= _MOST_IN_A_HOST and legal_tp(model, tp)]
+    usual = GpuKind("", 80 * GIB)
+    for tp in sizes:
+        if fitting_batch(wish, model, usual, Parallelism(tp), calibration) is not None:
+            return f"{_gpus(tp)} of 80 GiB in one host would do"
+    for gib in range(88, _LARGEST_GIB + 1, 8) if sizes else ():
+        larger = GpuKind("", gib * GIB)
+        if fitting_batch(wish, model, larger, Parallelism(sizes[-1]), calibration) is not None:
+            return f"{_gpus(sizes[-1])} of {gib} GiB in one host would do"
+    return "it needs several hosts per engine, which up cannot start yet"
+
+
+def _gpus(count: int) -> str:
+    return "one GPU" if count == 1 else f"{count} GPUs"

@@ -45,7 +45,7 @@ from dynctl.planner.pools import (
     gpu_hosts,
     searched_pools,
 )
-from dynctl.planner.transfer import Fabric
+from dynctl.planner.transfer import Fabric, about_rdma
 from dynctl.planner.verdict import judge
 
 MOST_PRICED = 120_000
@@ -173,7 +173,8 @@ def _finish(draft: Draft, router: RouterPlan, ground: Ground) -> PlannedDeployme
     )
     verdict = judge(draft.pools)
     reasons = [*draft.reasons, *priced, *about_length(wish, draft.model)]
-    reasons += left_out(allocation.hosts if draft.groups else ())
+    considered = allocation.hosts if draft.groups else ()
+    reasons += [*left_out(considered), *about_rdma(considered)]
     host = next(h for h in allocation.hosts if h.name == router.host_name)
     if wish.router.host is None and len(allocation.hosts) > 1:
         reasons.append(_why_router(host, allocation))

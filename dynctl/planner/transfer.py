@@ -199,3 +199,22 @@ def _by_host(host: Host, size: int) -> Speed:
         return Speed(rdma * share / 8, "nominal: RDMA, the GPUs' share of the host's NICs")
     plain = max((nic.rate_bits_s or 0 for nic in up), default=0)
     return Speed(plain / 8, "nominal: Ethernet") if plain else ASSUMED
+
+
+def about_rdma(hosts: Sequence[Host]) -> list[str]:
+    """What it means for KV between hosts that some of them have RDMA devices of which none works."""
+    able = [host for host in hosts if host.gpus]
+    dead = [
+        host.name
+        for host in able
+        if (states := {nic.state for nic in host.nics if nic.kind != "ethernet"})
+        and states == {"down"}
+    ]
+    if not dead or len(able) < 2:
+        return []
+    return [
+        (
+            f"{', '.join(dead)}: every RDMA port is down, so KV to and from other hosts is taken to move over Ethernet; "
+            "dynctl doctor says why"
+        )
+    ]

@@ -189,7 +189,12 @@ def _apart(trail: Trail) -> Fact:
         return Fact(name, None, "not searched: the inventory fixes the pools, or no GPU is used")
     is_split = trail.chosen.is_split
     if trail.gain is None:
-        text = "aggregated engines do not reach the goals" if is_split else "no prefill/decode layout reaches the goals here"  # fmt: skip
+        if is_split:
+            text = "aggregated engines do not reach the goals"
+        elif trail.can_split:
+            text = "no prefill/decode layout reaches the goals here"
+        else:
+            text = "it needs two engines, the GPUs hold one"
         return Fact(name, is_split, text)
     gain = f"gain {trail.gain.expected:g}× ({trail.gain.low:g}× to {trail.gain.high:g}×) per GPU over aggregated engines"
     return Fact(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dynctl.core.hardware import GpuState
-from dynctl.core.inventory import EngineSpec, PoolWish
+from dynctl.core.inventory import EngineSpec, Limits, PoolWish
 from dynctl.core.plan import Parallelism, Role
 from dynctl.core.workload import Slo, Workload
 from dynctl.errors import ExitCode, PlanError
@@ -262,3 +262,57 @@ def test_pools_of_different_shapes_say_the_rule_or_what_speaks_against_it(build)
     assert told(8, 4) == [
         "prefill and decode may not fit: prefill tp 8 copies KV heads that decode tp 4 does not (vLLM NixlConnector matrix)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("deepseek-v3", "h100", "8 GPUs of 96 GiB in one host would do"),
+        ("llama-70b", "4090", "2 GPUs of 80 GiB in one host would do"),
+    ],
+)
+def test_a_model_that_fits_nowhere_is_told_gpus_that_one_host_can_have(build, name, kind, said):
+    link = "NV18" if kind == "h100" else "PHB"
+    error = refused(
+        build.cluster([build.host("a", 8 if kind == "h100" else 2, kind, link)], build.wish(name))
+    )
+
+    assert error.hint.startswith(said)
+
+
+def test_a_workload_no_engine_would_take_is_refused_before_it_is_priced(build):
+    long = Workload(40_000, 1_000, 0.1)
+    host = build.host("a", 8)
+
+    error = refused(build.cluster([host], build.wish("qwen3-32b-fp8", workload=long)))
+    assert (
+        "40000 prompt and 1000 answer tokens, its engines take 40960 (the model's own limit)"
+        in error.message
+    )
+    short = Limits(max_model_len_tokens=1024)
+    error = refused(
+        build.cluster([host], build.wish(workload=Workload(1000, 25, 1.0), limits=short))
+    )
+    assert "its engines take 1024 (declared in the inventory)" in error.message
+    error = refused(
+        build.cluster([host], build.wish("sim", "sim", workload=Workload(8192, 1, 1.0)))
+    )
+    assert "8192 (default of the simulated engine)" in error.message
+
+    stretched = build.wish(
+        "qwen3-32b-fp8", workload=long, limits=Limits(max_model_len_tokens=65536)
+    )
+    reasons = make_plan(*build.cluster([host], stretched)).deployments[0].reasons
+    assert any("65536 is beyond the 40960 tokens of the model's config.json" in r for r in reasons)
+
+
+def test_as_many_gpus_as_are_said_to_do_do(build):
+    """Of a size of engine, whatever other kinds bear beside them."""
+    wish = build.wish("llama-70b", workload=Workload(2048, 256, 12.0), slo=Slo(3000, 60))
+    hosts = [build.host("h", 8), build.host("a", 8, "a100", "NV12")]
+    error = refused(build.cluster(hosts, wish))
+
+    num = int(error.hint.partition("about ")[2].split()[0])
+    more = [build.host(f"h-{i}", 8) for i in range(-(-num // 8))]
+    assert num % 8 == 0 or num % 4 == 0
+    assert make_plan(*build.cluster(more, wish))

@@ -1,5 +1,7 @@
 """What a deployment's reasons say of the GPUs that other deployments of the plan took, whichever was placed first."""
 
+from dataclasses import replace
+
 import pytest
 
 from dynctl.core.inventory import PoolWish, RouterWish
@@ -63,3 +65,17 @@ def test_gpus_of_a_kind_that_holds_no_engine_are_not_said_to_be_of_use(build):
         if left
         else []
     )
+
+
+def test_hosts_whose_rdma_is_down_are_told_where_kv_would_move(build):
+    def down(name):
+        host = build.host(name, 8, nics=True)
+        nics = (replace(nic, state="down") if nic.kind != "ethernet" else nic for nic in host.nics)
+        return replace(host, nics=tuple(nics))
+
+    plan = make_plan(*build.cluster([down("a"), build.host("b", 8, nics=True)], build.wish()))
+    (told,) = reasons_of(plan, "chat", "RDMA port is down")
+    assert told.startswith("a: every RDMA port is down, so KV to and from other hosts")
+
+    alone = make_plan(*build.cluster([down("a")], build.wish()))
+    assert not reasons_of(alone, "chat", "RDMA port is down")
