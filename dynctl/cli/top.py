@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dynctl.cli.options import DEFAULT_INVENTORY, InventoryPath, Limit, Local
-from dynctl.cli.output import emit, emit_json, say, wait_for
+from dynctl.cli.output import Stage, emit, emit_json, say, wait_for
 from dynctl.core.inventory import Inventory
 from dynctl.core.workload import Slo
 from dynctl.errors import ConnectError, DynctlError, UsageError
@@ -131,7 +131,8 @@ def _watch(
     elif is_terminal():
         _run(wanted, hosts, recorder)
     elif recorder is not None:
-        wait_for(_record(wanted, hosts, recorder))
+        stage = Stage(f"recorded: dynctl top --replay {recorder.path}")
+        wait_for(_record(wanted, hosts, recorder), stage)
     else:
         raise UsageError("this is no terminal", "dynctl top --once prints one look")
 

@@ -225,6 +225,7 @@ def test_without_a_terminal_it_records_until_it_is_ended(cluster, tmp_path, monk
     said = capsys.readouterr()
     assert said.out == ""
     assert f"recording to {path}" in said.err
+    assert f"dynctl top --replay {path}" in said.err
     with Tape(path) as tape:
         assert len(tape.snapshots) == 4
         assert not tape.is_cut
