@@ -172,6 +172,14 @@ def worst_link(group: Group, parallelism: Parallelism) -> str | None:
     return min(labels, key=link_rank, default=None)
 
 
+def lacks_nvlink(group: Group) -> bool:
+    """Whether cards of a kind that is joined by NVLink show none anywhere in their host."""
+    spec = find_spec(group.gpus[0].name)
+    is_joined = any(num_nvlinks(label) for row in group.host.gpu_links for label in row)
+    is_alone = len(group.host.gpus) < 2
+    return spec is not None and spec.num_nvlinks > 0 and not is_joined and not is_alone
+
+
 def staged(group: Group, tp: int) -> Group:
     """Order a group's GPUs so that each pipeline stage is a well linked tensor-parallel group."""
     if tp in {1, len(group.positions)}:

@@ -383,4 +383,6 @@ def _add_pool(
     ]
     if slow:
         where = ", ".join(sorted({g.host.name for g in slow}, key=natural))
-        draft.reasons.append(f"{role.value}: tensor parallelism without NVLink on {where}")
+        odd = any(map(sizes.lacks_nvlink, slow))
+        but = ", whose cards should have it: dynctl doctor" if odd else ""
+        draft.reasons.append(f"{role.value}: tensor parallelism without NVLink on {where}{but}")

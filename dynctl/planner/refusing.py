@@ -16,8 +16,15 @@ from dynctl.planner.estimate import LEAST_RPS
 from dynctl.planner.layouts import Cell, Pricer, cells, pairs
 from dynctl.planner.limits import declared
 from dynctl.planner.memory import legal_tp
-from dynctl.planner.options import NEVER_BYTES, TP_SIZES, Misfit, Option, fitting_batch
-from dynctl.planner.placement import GpuKind
+from dynctl.planner.options import (
+    NEVER_BYTES,
+    TP_SIZES,
+    Misfit,
+    Option,
+    fitting_batch,
+    lacks_nvlink,
+)
+from dynctl.planner.placement import GpuKind, natural
 
 _MOST_IN_A_HOST = 8
 _LARGEST_GIB = 288
@@ -40,9 +47,21 @@ def refusal(
         best[option.kind] = max(best.get(option.kind, 0.0), rate * len(option.groups))
     together = sum(best.values())
     apart, num_apart, name = _most_apart(pricer, model, options)
-    if max(together, apart) > 0:
-        return _too_much(wish, rates, together, apart, num_apart, name)
-    return _out_of_reach(pricer, model, options)
+    error = (
+        _too_much(wish, rates, together, apart, num_apart, name)
+        if max(together, apart) > 0
+        else _out_of_reach(pricer, model, options)
+    )
+    return PlanError(error.message, f"{error.hint}{_about_wiring(options)}")
+
+
+def _about_wiring(options: Sequence[Option]) -> str:
+    """Hosts whose GPUs are slower together than they should be; empty where there are none."""
+    hosts = {g.host.name for option in options for g in option.groups if lacks_nvlink(g)}
+    where = ", ".join(sorted(hosts, key=natural))
+    return (
+        f"; {where}: no NVLink is seen between cards that have it: dynctl doctor" if hosts else ""
+    )
 
 
 def _too_much(

@@ -316,3 +316,17 @@ def test_as_many_gpus_as_are_said_to_do_do(build):
     more = [build.host(f"h-{i}", 8) for i in range(-(-num // 8))]
     assert num % 8 == 0 or num % 4 == 0
     assert make_plan(*build.cluster(more, wish))
+
+
+def test_cards_that_have_nvlink_and_show_none_are_said_to_be_the_matter(build):
+    wish = build.wish("llama-70b", workload=Workload(4096, 256, 2.0), slo=Slo(3000, 60))
+    dark = build.host("dark", 8, link="NODE")
+
+    assert "dark: no NVLink is seen" in refused(build.cluster([dark], wish)).hint
+    few = replace(wish, workload=Workload(4096, 256, 0.3))
+    reasons = make_plan(*build.cluster([dark], few)).deployments[0].reasons
+    assert any(r.endswith("on dark, whose cards should have it: dynctl doctor") for r in reasons)
+
+    cheap = build.wish(workload=Workload(1024, 128, 100.0), slo=Slo(3000, 60))
+    hint = refused(build.cluster([build.host("desk", 4, "4090", "PHB")], cheap)).hint
+    assert "NVLink" not in hint
