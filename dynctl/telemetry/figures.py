@@ -18,7 +18,7 @@ from dynctl.core.snapshot import (
     Snapshot,
 )
 from dynctl.core.workload import Slo
-from dynctl.telemetry.history import History, Latency, latency, merge, relay_key, share_within
+from dynctl.telemetry.history import History, Latency, latency, merge, share_within
 from dynctl.telemetry.known import first_of, mean_of, ratio_of, sum_int, sum_of
 
 STALE_S = 5.0
@@ -246,7 +246,7 @@ def _host(host: HostSnapshot, history: History) -> HostFigures:
     units = tuple((unit.id, unit.kind) for unit in host.units)
     lag = None
     if any(host.age_s + relay.age_s <= STALE_S for relay in host.relays):
-        lag = latency(history.of(relay_key(host.host_name)).observed("kv_lag_s"))
+        lag = latency(history.relay(host.host_name).observed("kv_lag_s"))
     return HostFigures(host.host_name, host.age_s, host.error, host.gpus, units, lag)
 
 
@@ -296,7 +296,7 @@ def _gpu_figures(gpus: Sequence[GpuSample]) -> dict[str, Any]:
 
 
 def _live(sample: EngineSample, history: History) -> dict[str, Any]:
-    series = history.of(sample.id)
+    series = history.engine(sample.id)
     return {
         "running": sample.running,
         "waiting": sample.waiting,
@@ -328,17 +328,17 @@ def _pool(
         waiting=sum_of(e.waiting for e in live),
         kv_usage_ratio=mean_of(e.kv_usage_ratio for e in live),
         hit_ratio=_pooled_hits(live, history),
-        ttft=latency(merge(history.of(e.id).observed("ttft_s") for e in live)),
-        itl=latency(merge(history.of(e.id).observed("itl_s") for e in live)),
+        ttft=latency(merge(history.engine(e.id).observed("ttft_s") for e in live)),
+        itl=latency(merge(history.engine(e.id).observed("itl_s") for e in live)),
         prompt_tokens_s=sum_of(e.prompt_tokens_s for e in live),
         output_tokens_s=sum_of(e.output_tokens_s for e in live),
-        transfer=latency(merge(history.of(e.id).observed("transfer_s") for e in live)),
+        transfer=latency(merge(history.engine(e.id).observed("transfer_s") for e in live)),
         transfer_bytes_s=sum_of(e.transfer_bytes_s for e in live),
     )
 
 
 def _pooled_hits(engines: Iterable[EngineFigures], history: History) -> float | None:
-    series = [history.of(e.id) for e in engines]
+    series = [history.engine(e.id) for e in engines]
     return ratio_of(
         sum_of(s.grown("prefix_hits_tokens_total") for s in series),
         sum_of(s.grown("prefix_queries_tokens_total") for s in series),
@@ -353,7 +353,7 @@ def _deployment(
     engines: Sequence[EngineFigures],
     slo: Slo,
 ) -> DeploymentFigures:
-    series = [history.of(router.id) for router in routers]
+    series = [history.router(router.id) for router in routers]
 
     def rate(field: str) -> float | None:
         return sum_of(s.rate(field) for s in series)

@@ -237,18 +237,14 @@ def _incarnation(sample: Sampled) -> str:
     return "" if isinstance(sample, RouterSample) else sample.incarnation
 
 
-def relay_key(host_name: str) -> str:
-    """Name the series of a host's relay: all relays have one id."""
-    return f"relay of {host_name}"
-
-
 class History:
     """The recent past of every engine and router that was seen lately."""
 
     __slots__ = ("_series",)
 
     def __init__(self) -> None:
-        self._series: dict[str, Series] = {}
+        self._series: dict[tuple[type[Sampled], str], Series] = {}
+        """By kind and id, of relays by host: names of one kind may be those of another."""
 
     def copy(self) -> "History":
         """Return one that goes on by itself."""
@@ -259,13 +255,11 @@ class History:
     def add(self, snapshot: Snapshot, now_s: float) -> None:
         """Take in a snapshot made at `now_s` (monotonic); parts that are only older than before change nothing."""
         for host in snapshot.hosts:
-            named: list[tuple[str, Sampled]] = [
-                *((engine.id, engine) for engine in host.engines),
-                *((router.id, router) for router in host.routers),
-                *((relay_key(host.host_name), relay) for relay in host.relays),
-            ]
-            for name, sample in named:
-                series = self._series.setdefault(name, Series())
+            samples: tuple[Sampled, ...] = (*host.engines, *host.routers, *host.relays)
+            for sample in samples:
+                # All relays have one id.
+                name = host.host_name if isinstance(sample, RelaySample) else sample.id
+                series = self._series.setdefault((type(sample), name), Series())
                 series.add(now_s - host.age_s - sample.age_s, sample)
         gone = [
             key
@@ -275,6 +269,14 @@ class History:
         for key in gone:
             del self._series[key]
 
-    def of(self, sample_id: str) -> Series:
-        """Return the series of an engine, router or relay; an empty one when it was never seen."""
-        return self._series.get(sample_id) or Series()
+    def engine(self, engine_id: str) -> Series:
+        """Return the series of an engine; like the others an empty one when it was never seen."""
+        return self._series.get((EngineSample, engine_id)) or Series()
+
+    def router(self, router_id: str) -> Series:
+        """Return the series of a router."""
+        return self._series.get((RouterSample, router_id)) or Series()
+
+    def relay(self, host_name: str) -> Series:
+        """Return the series of the relay of a host."""
+        return self._series.get((RelaySample, host_name)) or Series()

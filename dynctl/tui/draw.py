@@ -96,7 +96,7 @@ def _eighth(value: float | None, ceiling: float) -> str:
         return " "
     if ceiling <= 0:
         return EIGHTHS[1]
-    return EIGHTHS[max(1, min(8, math.ceil(value / ceiling * 8)))]
+    return EIGHTHS[max(1, math.ceil(max(0.0, min(1.0, value / ceiling)) * 8))]
 
 
 def beside(left: Sequence[Line], right: Sequence[Line], width: int, gap: int = 2) -> list[Line]:

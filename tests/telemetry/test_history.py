@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynctl.core.exposition import quantile
-from dynctl.core.snapshot import EngineSample, Histogram, HostSnapshot, Snapshot
+from dynctl.core.snapshot import EngineSample, Histogram, HostSnapshot, RouterSample, Snapshot
 from dynctl.telemetry.history import (
     History,
     Series,
@@ -183,7 +183,7 @@ def test_history_counts_from_when_a_sample_was_measured_not_when_it_was_shown():
     history.add(snapshot_at(1.0, 0.0), 11.0)
     history.add(snapshot_at(0.5, 150.0), 12.0)
 
-    assert history.of("e").rate("generation_tokens_total") == pytest.approx(100.0)
+    assert history.engine("e").rate("generation_tokens_total") == pytest.approx(100.0)
 
 
 def test_history_forgets_what_is_long_gone():
@@ -191,5 +191,20 @@ def test_history_forgets_what_is_long_gone():
     history.add(snapshot_at(0.0, 0.0), 10.0)
     history.add(Snapshot("c", 0.0, ()), 1000.0)
 
-    assert history.of("e").rate("generation_tokens_total") is None
+    assert history.engine("e").rate("generation_tokens_total") is None
     assert not history._series
+
+
+def test_an_engine_and_a_router_of_one_name_are_two_series():
+    history = History()
+    for at in (1.0, 2.0):
+        host = HostSnapshot(
+            "h",
+            engines=(EngineSample("x", "i", generation_tokens_total=10.0 * at),),
+            routers=(RouterSample("x", "chat", requests_total=3.0 * at),),
+        )
+        history.add(Snapshot("c", at, (host,)), at)
+
+    assert history.engine("x").rate("generation_tokens_total") == 10.0
+    assert history.router("x").rate("requests_total") == 3.0
+    assert history.relay("x").rate("requests_total") is None

@@ -110,3 +110,7 @@ def test_titles_stand_over_their_cells():
 
     assert plain(header(columns)) == " NAME      N"
     assert plain(row(columns, 7)) == " 7         7"
+
+
+def test_a_course_beside_a_scale_next_to_nothing_is_full():
+    assert spark([1e17, 0.0, -1.0], 3, 5e-324) == "█▁▁"

@@ -1,5 +1,6 @@
 """One row per engine, scrolled, sorted and filtered, with a line below that says so. Pure."""
 
+import itertools
 from collections.abc import Callable
 
 from dynctl.core.units import GIB
@@ -129,7 +130,7 @@ def _gpu_names(engine: Engine) -> str:
     indices = engine.gpu_indices
     if not indices:
         return MISSING
-    is_run = len(indices) > 1 and list(indices) == list(range(indices[0], indices[-1] + 1))
+    is_run = len(indices) > 1 and all(b - a == 1 for a, b in itertools.pairwise(indices))
     return f"{indices[0]}-{indices[-1]}" if is_run else ",".join(map(str, indices))
 
 

@@ -1,6 +1,6 @@
 """How much of the prompts was cached: what the router expected, what engines found, what was possible, the course. Pure."""
 
-from dynctl.tui.draw import Line, Span, line, percent, spark
+from dynctl.tui.draw import Line, Span, cell, line, percent, spark
 from dynctl.tui.view import View
 
 
@@ -28,9 +28,9 @@ def rows(view: View, width: int, height: int) -> list[Line]:
     name = deployment.name if deployment else ""
     for pool in (p for p in pools if p.deployment == name):
         bar_width = max(1, width - 24)
-        filled = round((pool.hit_ratio or 0.0) * bar_width)
+        filled = round(max(0.0, min(1.0, pool.hit_ratio or 0.0)) * bar_width)
         drawn.append(
-            line(f" {pool.role:<11}{percent(pool.hit_ratio):>5} ", Span("█" * filled, "good"))
+            line(f" {cell(pool.role, 11)}{percent(pool.hit_ratio):>5} ", Span("█" * filled, "good"))
         )
     return drawn[:height]
 
