@@ -30,7 +30,8 @@ def command(
 ) -> None:
     """Show what runs, and where.
 
-    Asks every host's agent; nothing shown here comes from a file on this machine. Exit 0 when every unit is ready,
+    Asks every host's agent; nothing shown here comes from a file on this machine. What routers find wrong, with engines' caches
+    or themselves, stands below with the fix, and changes no exit status. Exit 0 when every unit is ready,
     3 when some hosts do not answer, 6 when a unit is not ready, unless somebody drained it or every engine behind it, or
     when a router does not reach an engine that is. A router that waits for engines which --limit leaves out is not judged.
 
