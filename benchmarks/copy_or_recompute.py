@@ -6,12 +6,15 @@ decode engine. The router's rule is `dynctl.router.placement`'s, with `Links` an
 starts with the default rates, which are wrong for most links. Fixed rules copy from N uncached tokens on. The oracle knows
 the true rates and both queues exactly. "Told" is the router's rule that was given the link's true rate, as `up` gives
 what `linktest` measured, or half or twice of it. Cost: mean time to first token plus what prefill on the decode engine holds up
-(`decode_stall` times its duration for each sequence running). Run: python benchmarks/copy_or_recompute.py
+(`decode_stall` times its duration for each sequence running). With --step-ms the decode engine takes up requests and sees
+transfers end only between its steps, and a first token takes one, as in real engines: the router learns that from the gaps
+between tokens. Run: python benchmarks/copy_or_recompute.py [--step-ms 20]
 """
 
 import argparse
 import heapq
 import json
+import math
 import random
 
 from dynctl.core.deployment import EngineInfo, EngineState
@@ -48,8 +51,9 @@ def requests(seed, number, rate):
 class World:
     """The true times of both engines and the link; every rule gets one of its own."""
 
-    def __init__(self, bandwidth):
+    def __init__(self, bandwidth, step_s=0.0):
         self.copy_token_s = KV_BYTES_PER_TOKEN / (bandwidth * 1e9)
+        self.step_s = step_s
         self.prefill_free_s = self.decode_free_s = self.link_free_s = 0.0
         self.running = []
 
@@ -58,18 +62,26 @@ class World:
             heapq.heappop(self.running)
         return len(self.running)
 
+    def between_steps(self, at_s):
+        """When the decode engine next looks at what has come; one that runs nothing does at once."""
+        if not self.step_s or all(end_s <= at_s for end_s in self.running):
+            return at_s
+        return math.ceil(at_s / self.step_s) * self.step_s
+
     def local(self, now_s, left):
         """(end of queue, first token, cost of what it holds up)."""
         began_s = max(now_s, self.decode_free_s)
         took_s = BASE_S + left * TOKEN_S
-        return began_s, began_s + took_s, took_s * (self.num_running(now_s) + 1)
+        first_s = self.between_steps(began_s) + took_s
+        return began_s, first_s, took_s * (self.num_running(now_s) + 1)
 
     def remote(self, now_s, length, left):
-        """(end of queue, end of prefill, begin of copy, first token)."""
+        """(end of queue, end of prefill, end of copy, first token)."""
         began_s = max(now_s, self.prefill_free_s)
         computed_s = began_s + BASE_S + length * TOKEN_S
-        copy_s = max(computed_s, self.link_free_s)
-        return began_s, computed_s, copy_s, copy_s + SETUP_S + left * self.copy_token_s
+        copy_s = max(self.between_steps(computed_s), self.link_free_s)
+        copied_s = copy_s + SETUP_S + left * self.copy_token_s
+        return began_s, computed_s, copied_s, self.between_steps(copied_s) + self.step_s
 
     def take_local(self, now_s, left, generates_s):
         times = self.local(now_s, left)
@@ -79,7 +91,7 @@ class World:
 
     def take_remote(self, now_s, length, left, generates_s):
         times = self.remote(now_s, length, left)
-        self.prefill_free_s, self.link_free_s = times[1], times[3]
+        self.prefill_free_s, self.link_free_s = times[1:3]
         heapq.heappush(self.running, times[3] + generates_s)
         return times
 
@@ -113,7 +125,8 @@ class Oracle:
 class Router:
     """The router's placement, with books kept as its requests end."""
 
-    def __init__(self, settings, told_gigabytes_s=None):
+    def __init__(self, settings, told_gigabytes_s=None, step_s=0.0):
+        self.step_s = step_s
         self.table, self.index = WorkerTable(settings), PrefixIndex()
         for name, role in (("p", "prefill"), ("d", "decode")):
             info = EngineInfo(name, f"{name}.1", EngineState.READY, role, "d", "sim", "m", BLOCK)
@@ -154,8 +167,16 @@ class Router:
             self._at(times[1], placed.prefill.prefill_ended, times[1])
             self._at(times[1], worker.prefill_took, length, (times[1] - times[0]) * 1e3)
             self._at(times[1], placed.prefill.release)
-            self._at(times[3], placed.move.took, times[1], times[3])
-        self._at(done_s, placed.main.release)
+            self._at(times[3], self._moved, placed, times)
+        self._at(done_s, self._done, placed.main)
+
+    def _moved(self, placed, times):
+        placed.move.took(times[1], times[3], placed.main.worker.step_ms)
+
+    def _done(self, booking):
+        if self.step_s:
+            booking.worker.gaps_took(self.step_s * 1e3)
+        booking.release()
 
     def _at(self, at_s, call, *args):
         self.num += 1
@@ -171,9 +192,9 @@ def told(gigabytes_s, settings):
     )
 
 
-def run(rule, bandwidth, trace, stall):
+def run(rule, bandwidth, trace, stall, step_s=0.0):
     """Mean cost in milliseconds, and the share of requests computed locally."""
-    world, total_s, num_local = World(bandwidth), 0.0, 0
+    world, total_s, num_local = World(bandwidth, step_s), 0.0, 0
     for now_s, index, length, cached, generates_s in trace:
         left = length - cached
         if rule.is_local(world, now_s, index, length, cached):
@@ -189,16 +210,18 @@ def run(rule, bandwidth, trace, stall):
     return total_s / len(trace) * 1e3, num_local / len(trace)
 
 
-def compared(bandwidth, seeds, number=600, rate=2.5, factors=(1.0,)):
+def compared(bandwidth, seeds, number=600, rate=2.5, factors=(1.0,), step_s=0.0):
     """Mean cost in milliseconds, and the share of requests computed locally, by rule."""
     settings = Settings()
     stall = settings.decode_stall
-    rules = {"oracle": lambda: Oracle(stall), "router": lambda: Router(settings)}
-    rules |= {f"told {f:g}": (lambda f=f: Router(settings, f * bandwidth)) for f in factors}
+    rules = {"oracle": lambda: Oracle(stall), "router": lambda: Router(settings, None, step_s)}
+    rules |= {f"told {f:g}": (lambda f=f: Router(settings, f * bandwidth, step_s)) for f in factors}
     rules |= {f"from {n}": (lambda n=n: Fixed(n)) for n in THRESHOLDS}
     means, shares = {}, {}
     for name, make in rules.items():
-        costs = [run(make(), bandwidth, requests(seed, number, rate), stall) for seed in seeds]
+        costs = [
+            run(make(), bandwidth, requests(seed, number, rate), stall, step_s) for seed in seeds
+        ]
         means[name] = sum(cost for cost, _ in costs) / len(costs)
         shares[name] = sum(share for _, share in costs) / len(costs)
     return means, shares
@@ -220,10 +243,13 @@ def main():
     parser.add_argument("--requests", type=int, default=600)
     parser.add_argument("--rate", type=float, default=2.5)
     parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--step-ms", type=float, default=0.0)
     args = parser.parse_args()
     for bandwidth in GIGABYTES_S:
         seeds = range(args.seeds)
-        means, shares = compared(bandwidth, seeds, args.requests, args.rate, FACTORS)
+        means, shares = compared(
+            *(bandwidth, seeds, args.requests, args.rate, FACTORS), step_s=args.step_ms / 1e3
+        )
         untold, over_best_fixed = figures(means)
         print(
             json.dumps(

@@ -131,7 +131,7 @@ class Ledger:
             self._prefill_ms[leg] = (now_s - began_s) * 1e3
             self._learn_prefill(leg)
         elif self._move is not None and leg is Leg.MAIN:
-            self._move.took(self.sent_s, now_s)
+            self._move.took(self.sent_s, now_s, booking.worker.step_ms)
             self._move = None
         booking.prefill_ended(now_s)
 

@@ -313,6 +313,11 @@ class Pressure:
         self._sxx = self._sxy = 0.0
         self.slope = slope_ms
 
+    @property
+    def is_known(self) -> bool:
+        """Whether any answer told; else the gap is what was declared."""
+        return self._x is not None
+
     def learn(self, running: int, gap_ms: float) -> None:
         """Take one answer's mean gap in, and how many sequences ran beside it."""
         if self._x is None:

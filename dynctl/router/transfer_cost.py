@@ -28,6 +28,12 @@ _SCALE_TOKENS = 4096.0
 _FEW_TOKENS = 16
 """A block. What fewer take is set-up and the decode engine's step, and tells nothing of the rate: 9 tokens in 15 ms are no slow link."""
 
+_STEPS = 2.0
+"""Of the decode engine, that a transfer takes beside the move itself: until it is taken up, until its end is seen, and one for the
+first token; …"""
+_STEPS_APART = 1.5
+"""… and how many more or less that may be: one, and they are not all alike."""
+
 _MAX_PAIRS = 4096
 
 _HALF_S = 30.0
@@ -105,7 +111,7 @@ class _Pair:
 class _Port:
     """One engine's end of its transfers, sending or receiving."""
 
-    __slots__ = ("busy_until_s", "ended_s", "held_s", "held_until_s", "moves")
+    __slots__ = ("busy_until_s", "ended_s", "held_s", "held_until_s", "moves", "step_ms")
 
     def __init__(self) -> None:
         self.busy_until_s = 0.0
@@ -116,6 +122,8 @@ class _Port:
         """So far and up to then, added up."""
         self.moves: dict[Move, None] = {}
         """Under way or waiting, oldest first."""
+        self.step_ms = 0.0
+        """What one step of a decode engine takes; 0: not known yet."""
 
 
 class Links:
@@ -148,12 +156,12 @@ class Links:
     def cost(self, source: str, target: str, tokens: int, start_s: float, now_s: float) -> MoveCost:
         """Predict a transfer that would start at `start_s`."""
         base_ms, ms_per_token, wait_ms = self._rates(source, target, start_s, now_s)
-        return MoveCost(wait_ms, base_ms + tokens * ms_per_token)
+        return MoveCost(wait_ms, self._steps_ms(target) + base_ms + tokens * ms_per_token)
 
     def price(self, source: str, target: str, start_s: float, now_s: float) -> tuple[float, float]:
         """The same for any number of tokens: what it takes before the first byte, and then for each."""
         base_ms, ms_per_token, wait_ms = self._rates(source, target, start_s, now_s)
-        return wait_ms + base_ms, ms_per_token
+        return wait_ms + self._steps_ms(target) + base_ms, ms_per_token
 
     def usual_price(self, now_s: float) -> tuple[float, float]:
         """The pairs' average, where it is not known who sends."""
@@ -194,26 +202,32 @@ class Links:
 
     def book(self, source: str, target: str, tokens: int, start_s: float, now_s: float) -> "Move":
         """Count a transfer expected to start then."""
-        cost = self.cost(source, target, tokens, start_s, now_s)
+        base_ms, ms_per_token, wait_ms = self._rates(source, target, start_s, now_s)
+        move_ms = base_ms + tokens * ms_per_token
         move = Move(self, source, target, tokens)
-        self._expect(move, start_s + cost.wait_ms / 1e3, cost.move_ms, now_s)
+        self._expect(move, start_s + wait_ms / 1e3, move_ms, now_s)
         for name in (source, target):
             port = self._ports.setdefault(name, _Port())
-            port.busy_until_s = move.start_s + cost.move_ms / 1e3
+            port.busy_until_s = move.start_s + move_ms / 1e3
             port.moves[move] = None
         return move
 
-    def moved(self, move: "Move", began_s: float, now_s: float) -> None:
-        """Learn from a transfer that worked; `began_s` is when the decode engine was asked."""
-        pair = self._count(move)
-        began_s = max([began_s, *(port.ended_s for port in self._ports_of(move))])
-        ms, held_ms = (now_s - began_s) * 1e3, self._held_ms(move)
+    def moved(self, move: "Move", began_s: float, now_s: float, step_ms: float) -> None:
+        """Learn from a transfer that worked: the decode engine was asked at `began_s`, and takes so long for a step; 0: not known."""
+        pair, ports = self._count(move), self._ports_of(move)
+        ended_s = max([began_s, *(port.ended_s for port in ports)])
+        ms, held_ms = (now_s - ended_s) * 1e3, self._held_ms(move)
+        ms -= held_ms
         # Where holding up may be all there is to it, nothing is learned.
-        is_plain = not held_ms or ms - held_ms > pair.line.at(move.tokens, now_s)
+        is_plain = not held_ms or ms > pair.line.at(move.tokens, now_s)
         if is_plain and move.tokens >= _FEW_TOKENS:
-            pair.line.learn(move.tokens, ms - held_ms, now_s)
+            if step_ms:
+                expected_ms = pair.line.at(move.tokens, now_s)
+                ms = _beside_steps(ms, expected_ms, step_ms, is_behind=ended_s > began_s)
+            pair.line.learn(move.tokens, ms, now_s)
             if pair.peers.wider is not None:
-                pair.peers.wider.learn(move.tokens, ms - held_ms, now_s)
+                pair.peers.wider.learn(move.tokens, ms, now_s)
+        self._ports.setdefault(move.target, _Port()).step_ms = step_ms
         self._end(move, now_s)
 
     def arrived(self, move: "Move") -> None:
@@ -297,12 +311,20 @@ class Links:
         port = self._ports.get(move.target)
         return 0.0 if port is None else (port.held_s - move.held_before_s) * 1e3
 
+    def _steps_ms(self, target: str) -> float:
+        """What a decode engine's steps add to a transfer."""
+        port = self._ports.get(target)
+        return 0.0 if port is None else _STEPS * port.step_ms
+
     def _late(self, port: _Port, now_s: float) -> "_Late":
         """How far the oldest transfer is behind what was expected of it."""
         oldest = next(iter(port.moves), None)
         if oldest is None or oldest.expected_ms <= 0.0:
             return _NOT_LATE
-        by_ms = (now_s - oldest.start_s) * 1e3 - self._held_ms(oldest) - oldest.expected_ms
+        expected_ms = (
+            oldest.expected_ms + (_STEPS + _STEPS_APART) * self._ports[oldest.target].step_ms
+        )
+        by_ms = (now_s - oldest.start_s) * 1e3 - self._held_ms(oldest) - expected_ms
         if by_ms <= 0.0:
             return _NOT_LATE
         return _Late(by_ms, oldest.expected_ms, sum(move.expected_ms for move in port.moves))
@@ -327,6 +349,19 @@ class Links:
                 self._pairs.clear()
             found = self._pairs[source, target] = _Pair(self._peers(source, target))
         return found
+
+
+def _beside_steps(ms: float, expected_ms: float, step_ms: float, *, is_behind: bool) -> float:
+    """Say what is learned of the time to a first token: what was expected, where the decode engine's steps may be the difference.
+
+    It is taken up between two steps, its end is seen between two steps, and the first token takes one. Counted from another's
+    first token (`is_behind`), which had to wait as well, that is a step more or less. Where the difference is greater all of it
+    counts: a link that is taken to be too fast costs more than one that is taken to be too slow.
+    """
+    usual_ms = ms if is_behind else max(ms - _STEPS * step_ms, 0.0)
+    if abs(usual_ms - expected_ms) <= _STEPS_APART * step_ms:
+        return expected_ms
+    return ms if expected_ms < usual_ms else usual_ms
 
 
 def _declared(setup_ms: float, ms_per_token: float) -> Line:
@@ -358,9 +393,9 @@ class Move:
         self.tokens = tokens
         self.start_s = self.expected_ms = self.held_before_s = 0.0
 
-    def took(self, began_s: float, now_s: float) -> None:
-        """It worked: the decode engine was asked at `began_s` and its first token came now."""
-        self._links.moved(self, began_s, now_s)
+    def took(self, began_s: float, now_s: float, step_ms: float = 0.0) -> None:
+        """It worked: the decode engine, which takes so long for a step, was asked at `began_s` and its first token came now."""
+        self._links.moved(self, began_s, now_s, step_ms)
 
     def arrived(self) -> None:
         """It worked some time ago: the whole answer is here."""

@@ -246,6 +246,12 @@ class Worker:
         own.learn(tokens, counted_ms(own, usual, tokens, ms))
         usual.learn(tokens, counted_ms(usual, usual, tokens, ms))
 
+    @property
+    def step_ms(self) -> float:
+        """How long one of its steps takes, as the gaps between tokens tell; 0 before there were any."""
+        pressure = self._tally.pressure
+        return pressure.gap_ms * self.pace.value if pressure.is_known else 0.0
+
     def gaps_took(self, ms: float) -> None:
         """Learn from the gap between two tokens beside the sequences that run now."""
         pressure = self._tally.pressure

@@ -1,5 +1,6 @@
 """Copy or recompute: what forbids a transfer, what it is expected to cost, and that costs decide."""
 
+import math
 import random
 
 import pytest
@@ -450,3 +451,50 @@ def test_what_is_computed_in_place_says_too_what_the_move_was_priced_by():
     assert decision.costs.copy_ms > 10_000
     unasked = place(placement, list(range(10)))
     assert (unasked.local_reason, unasked.decisions[0].link_price) == ("short", "")
+
+
+def stepped(links, tokens, moving_ms, now_s, *, step_ms, rng, pair=("p", "d")):
+    """A transfer to an engine that looks at what has come between two steps, and takes one for the first token."""
+    step_s = step_ms / 1e3
+    begun_s = math.ceil(now_s / step_s) * step_s
+    first_s = math.ceil((begun_s + moving_ms / 1e3) / step_s) * step_s + step_s
+    move = links.book(*pair, tokens, now_s, now_s)
+    move.took(now_s, first_s, step_ms * rng.uniform(0.9, 1.0))
+
+
+@pytest.mark.parametrize("step_ms", [10.0, 40.0])
+def test_what_a_decode_engines_steps_take_is_not_the_links(step_ms):
+    links, rng = Links(2.0, 0.005), random.Random(5)
+    now_s = 0.0
+    for _ in range(200):
+        tokens = rng.randrange(16, 200)
+        stepped(links, tokens, 2.0 + tokens * 0.005, now_s, step_ms=step_ms, rng=rng)
+        now_s += rng.uniform(0.2, 0.5)
+    # 8,000 tokens take 42 ms, and two steps: not 0.1 to 1 ms a token as the times to the first tokens look like.
+    assert links.cost("p", "d", 8000, now_s, now_s).move_ms == pytest.approx(
+        42.0 + 2 * step_ms, rel=0.1
+    )
+
+
+@pytest.mark.parametrize("step_ms", [10.0, 40.0])
+def test_a_slow_link_is_learned_beside_steps_as_it_is_without(step_ms):
+    links, rng = Links(2.0, 0.005), random.Random(5)
+    now_s = 0.0
+    for _ in range(60):
+        tokens = rng.randrange(16, 4000)
+        stepped(links, tokens, 2.0 + tokens * 0.5, now_s, step_ms=step_ms, rng=rng)
+        now_s += 5.0
+    assert links.cost("p", "d", 2000, now_s, now_s).move_ms == pytest.approx(
+        1002.0 + 2 * step_ms, rel=0.1
+    )
+
+
+def test_a_transfer_is_late_only_after_all_the_steps_it_may_wait_for():
+    links, rng = Links(2.0, 0.005), random.Random(5)
+    stepped(links, 100, 2.5, 0.0, step_ms=20.0, rng=rng)
+    links.book("p", "d", 100, 10.0, 10.0)
+    in_time = links.cost("p", "d", 100, 10.055, 10.055)
+    late = links.cost("p", "d", 100, 10.2, 10.2)
+    assert in_time.wait_ms == 0.0
+    assert in_time.move_ms < 45.0
+    assert late.wait_ms + late.move_ms > 100.0
