@@ -18,7 +18,7 @@ from dynctl.router.api.shapes import Usage
 from dynctl.router.api.streams import read_answer
 from dynctl.router.hits import Outlook
 from dynctl.router.sources.route import Route
-from dynctl.router.tokens import ModelTokenizer
+from dynctl.router.tokens import NOT_FAULTS, ModelTokenizer
 from dynctl.router.workers import Worker
 
 if TYPE_CHECKING:
@@ -85,16 +85,18 @@ class Prober:
         if route is None:
             return
         size = worker.block_size or _USUAL_BLOCK
-        text = new_text(desk.tokens.tokenizer, _BLOCKS * size, self._rng)
         booking = worker.book(_BLOCKS * size, _BLOCKS * size, 1, now_s, 0.0)
         try:
+            text = new_text(desk.tokens.tokenizer, _BLOCKS * size, self._rng)
             first = await _complete(route, worker.info.model, text)
             second = await _complete(route, worker.info.model, text)
             if first is not None and second is not None:
                 self._judge(worker, text, size, (first, second))
         except UpstreamError as error:
             log.debug("engine %s did not answer a probe: %s", clean(worker.id), clean(str(error)))
-        except Exception:  # looking at an engine must not end the watch over all
+        except NOT_FAULTS:
+            raise
+        except BaseException:  # looking at an engine must not end the watch over all
             log.exception("the probe of engine %s failed", clean(worker.id))
         finally:
             booking.release()

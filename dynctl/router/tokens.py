@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from tokenizers import Tokenizer
@@ -34,6 +34,10 @@ log = logging.getLogger("dynctl.router")
 
 _PATIENCE_S = 10.0
 """For a prompt in the thread: longer than any takes, and than a client should wait to be placed a little better."""
+
+NOT_FAULTS: Final = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
+"""All else that comes out of a tokenizer is one, also what is no Exception: a library in Rust raises that where it is wrong
+about itself."""
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -257,11 +261,10 @@ class PromptTokens:
             known = [ids for key in keys if (ids := found[key]) is not None]
             ids = known[0] if len(known) == 1 else sum(known, array("I"))
             return _Work(keys, found, missing, ids)
-        except (KeyboardInterrupt, SystemExit):
+        except NOT_FAULTS:
             raise
         except BaseException as error:
             if not isinstance(error, Exception):
-                # What a library in Rust raises where it is wrong about itself.
                 log.exception(
                     "the tokenizer failed on a prompt of %d characters", request.num_chars
                 )

@@ -90,6 +90,9 @@ class Warmer:
         except UpstreamError as error:
             log.info("idle engine %s got no hot prefix: %s", clean(worker.id), error.message)
             return
+        except Exception:  # it only saves time, and must not end the watch over engines
+            log.exception("idle engine %s got no hot prefix", clean(worker.id))
+            return
         if num_tokens:
             self._desk.metrics.warmed_tokens.add("idle", by=num_tokens)
 
@@ -117,6 +120,9 @@ class Warmer:
                 num_tokens += await self._compute(worker, prefix)
             except UpstreamError as error:
                 log.info("engine %s is not warmed further: %s", clean(worker.id), error.message)
+                break
+            except Exception:  # as above
+                log.exception("engine %s is not warmed further", clean(worker.id))
                 break
         if num_tokens:
             log.info("engine %s was warmed with %d tokens", clean(worker.id), num_tokens)

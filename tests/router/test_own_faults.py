@@ -10,7 +10,7 @@ from router_bench import routed, text_of, until
 from router_clock import JumpingLoop
 from router_fakes import FakeEngine
 
-from dynctl.router import admin, doers, tokens
+from dynctl.router import admin, doers, prober, tokens
 from dynctl.router.api.streams import StreamFollower
 from dynctl.router.attempts import Attempts
 from dynctl.router.bookings import Booking
@@ -24,7 +24,7 @@ from dynctl.router.prompt import Prompt
 from dynctl.router.reply import Reply
 from dynctl.router.short_flight import ShortFlight
 from dynctl.router.sources.route import Route
-from dynctl.router.tokens import PromptTokens, Tokenized
+from dynctl.router.tokens import ModelTokenizer, PromptTokens, Tokenized
 from dynctl.router.transfer_cost import Links
 from dynctl.router.worker_table import WorkerTable
 from dynctl.router.workers import Worker
@@ -282,6 +282,32 @@ def test_a_tokenizer_that_panics_costs_a_request_no_more_than_the_knowledge_of_i
             assert (await bench.client.complete(prompt=LONG)).status == 200
             bench.assert_books_balance()
             assert bench.desk.metrics.tokenized.value("none") == 1
+
+    run(main)
+
+
+@pytest.mark.parametrize("fault", [Panic, ValueError])
+def test_a_tokenizer_that_fails_when_the_router_itself_asks_it_ends_no_watch_over_engines(
+    run, monkeypatch, fault, caplog
+):
+    monkeypatch.setattr(prober, "_LOOK_S", 0.01)
+    monkeypatch.setattr(prober, "_FIRST_S", (0.0, 0.0, 0.0))
+
+    def fail(*_, **__):
+        raise fault("wrong about itself")
+
+    monkeypatch.setattr(ModelTokenizer, "encode", fail)
+
+    async def main():
+        settings = {"probe_s": 0.1}
+        async with routed(FakeEngine(), settings=settings, tokenizer=str(MODEL_DIR)) as bench:
+            await until(lambda: caplog.text.count("the probe of engine e0 failed") >= 3)
+            await until(lambda: "our own tokenizer fails" in caplog.text)
+            assert bench.desk.workers.get("e0").parity == "unverified"
+            assert not bench.router._watch.done()
+            assert (await bench.client.complete(prompt=LONG * 20)).status == 200
+            bench.desk.afterwards.keep()
+            await until(lambda: not bench.desk.workers.get("e0").active_requests)
 
     run(main)
 

@@ -12,7 +12,7 @@ from dynctl.http1.upstream import UpstreamError
 from dynctl.router.sources.corpus import CHATS, TEXTS
 from dynctl.router.sources.fleet import Fleet
 from dynctl.router.sources.route import Route
-from dynctl.router.tokens import ModelTokenizer
+from dynctl.router.tokens import NOT_FAULTS, ModelTokenizer
 
 log = logging.getLogger("dynctl.router")
 
@@ -45,6 +45,11 @@ async def check_parity(
             detail = error.message
         except TimeoutError:
             detail = f"/tokenize takes more than {_LIMIT_S:.0f} s"
+        except NOT_FAULTS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - it must not end the watch over engines
+            detail = f"our own tokenizer fails: {error!r}"
+            break
         await asyncio.sleep(_RETRY_S * (attempt + 1))
     fleet.set_parity(engine_id, incarnation, parity, detail)
     if parity == "mismatch":
