@@ -83,9 +83,13 @@ class Recorder:
         self.close()
 
     def close(self) -> None:
-        """End the file properly."""
+        """End the file properly; one that never held anything goes, so that the next try may have its name."""
+        if self._raw.closed:
+            return
         try:
             self._close_part()
+            if self.num_snapshots == 0 and not self.failure:
+                self.path.unlink(missing_ok=True)
         except OSError as error:
             self.failure = self.failure or reason(error)
 
@@ -102,12 +106,15 @@ class Recorder:
     def _write(self, entry: Entry) -> None:
         if self.failure:
             return
+        line = encode(entry)
         try:
-            if self._raw.tell() >= self._limit_bytes // 2:
+            # Compressed it takes less; what is promised is only that it never takes more.
+            if self._raw.tell() + len(line) > self._limit_bytes // 2 and self._has_entries:
                 self._close_part()
                 self.path.replace(older_part(self.path))
                 self._begin_part()
-            self._out.write(encode(entry))
+            self._out.write(line)
+            self._has_entries = True
             # What was written is in the file even if this process is killed now.
             self._out.flush()
         except OSError as error:
@@ -120,6 +127,7 @@ class Recorder:
         self._out: IO[bytes] = self._raw
         if is_compressed(self.path):
             self._out = gzip.GzipFile("", "wb", GZIP_LEVEL, self._raw, mtime=0)  # type: ignore[assignment]
+        self._has_entries: bool = False
         self._header = replace(self._header, part=self._header.part + 1)
         self._out.write(encode(self._header))
         self._out.flush()

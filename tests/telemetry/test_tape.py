@@ -133,7 +133,9 @@ def test_damaged_compressed_data_are_refused(record, snapshot):
         Tape(path)
 
 
-def test_what_is_no_file_or_empty_is_refused(tmp_path, record):
+def test_what_is_no_file_or_empty_is_refused(tmp_path, record, snapshot):
+    headless = record([snapshot(1)])
+    headless.write_bytes(headless.read_bytes().splitlines(keepends=True)[0])
     fifo, empty, cut = tmp_path / "fifo", tmp_path / "empty", tmp_path / "cut.gz"
     os.mkfifo(fifo)
     empty.write_bytes(b"")
@@ -145,7 +147,7 @@ def test_what_is_no_file_or_empty_is_refused(tmp_path, record):
         (fifo, "is no file"),
         (empty, "empty:1:"),
         (cut, "cut.gz:1:"),
-        (record([]), "holds no snapshot"),
+        (headless, "holds no snapshot"),
     ):
         with pytest.raises(UsageError, match=why):
             Tape(path)
