@@ -57,6 +57,8 @@ class Recorder:
         self.num_snapshots = 0
         self._limit_bytes = limit_bytes
         self._clock = clock
+        self._has_entries = False
+        """Of this part."""
         self._salt = secrets.token_bytes(16)
         self._started_s = clock()
         self._header = Header(
@@ -127,7 +129,7 @@ class Recorder:
         self._out: IO[bytes] = self._raw
         if is_compressed(self.path):
             self._out = gzip.GzipFile("", "wb", GZIP_LEVEL, self._raw, mtime=0)  # type: ignore[assignment]
-        self._has_entries: bool = False
+        self._has_entries = False
         self._header = replace(self._header, part=self._header.part + 1)
         self._out.write(encode(self._header))
         self._out.flush()
