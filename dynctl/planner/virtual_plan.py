@@ -4,7 +4,9 @@ Not here: replaying (`simulate`).
 Pure.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import DeploymentWish
@@ -22,9 +24,6 @@ from dynctl.planner.transfer import Fabric, rank_bytes_s
 from dynctl.planner.virtual import VirtualEngineSpec
 from dynctl.router.sources.split import worker_ids
 from dynctl.sim.scheduler import StepCosts
-
-_BATCH = 32
-"""Sequences at which a step's growth is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ def _specs(
     one = VirtualEngineSpec(
         replica_id,
         pool.role,
-        step_costs(pace if dp == 1 else RankPace(pace, dp), wish.workload, pool.role, step_tokens),
+        paced(pace if dp == 1 else RankPace(pace, dp), wish.workload, step_tokens),
         num_blocks=max(2, tokens // block_tokens + 1),
         block_size=block_tokens,
         max_num_seqs=_whole(planned.max_num_seqs, MAX_NUM_SEQS),
@@ -109,32 +108,37 @@ def _whole(limit: Sourced | None, default: int) -> int:
     return default if limit is None else int(limit.value)
 
 
-def step_costs(pace: Pace, work: Workload, role: Role, step_tokens: int) -> StepCosts:
-    """A pace as the simulated engine's four numbers: straight lines through the workload's own lengths.
+@dataclass(frozen=True, slots=True)
+class PacedCosts(StepCosts):
+    """What steps cost by a pace, at the workload's own lengths: no straight lines, which steps of experts do not keep to."""
 
-    What a prompt's token costs is taken where it is computed: beside running sequences, but in prefill engines.
-    """
+    seconds: Callable[[int, int], float] = lambda *_: 0.0
+    """Of a step with so many sequences and tokens of prompts."""
+
+    def duration_s(
+        self,
+        num_prefill_tokens: int,
+        num_starts: int,  # noqa: ARG002 - what a step costs whatever is in it is in the pace
+        num_decodes: int,
+        num_loaded_tokens: int = 0,  # noqa: ARG002 - these engines load nothing
+    ) -> float:
+        """Ask the pace."""
+        return self.seconds(num_decodes, num_prefill_tokens)
+
+
+def paced(pace: Pace, work: Workload, step_tokens: int) -> PacedCosts:
+    """The costs of an engine that keeps a pace; a step's piece of a prompt stands in its middle."""
     context = work.isl_tokens + work.osl_tokens / 2
-    one, many = pace.decode_s(1, context), pace.decode_s(_BATCH, context)
-    per_sequence = max(0.0, (many - one) / (_BATCH - 1))
-    beside = 0.0 if role is Role.PREFILL else float(min(_BATCH, step_tokens // 2))
-    new = max(64.0, work.isl_tokens * (1 - work.shared_prefix_ratio))
-    piece = min(new, step_tokens - beside)
-    past = max(0.0, work.isl_tokens - new) + (new - piece) / 2
-    whole = pace.mixed_s(beside, context, piece, past)
-    if beside:
-        per_token = (whole - pace.decode_s(beside, context)) / piece
-    else:
-        per_token = (whole - pace.prefill_s(piece / 2, past)) / (piece / 2)
-    per_token = max(0.0, per_token)
-    # What a step costs whatever is in it, steps beside running sequences take anyway.
-    base_s = 0.0 if beside else max(0.0, whole - per_token * piece)
-    return StepCosts(
-        prefill_us_per_token=per_token * 1e6,
-        prefill_base_ms=base_s * 1e3,
-        decode_ms=max(0.0, one - per_sequence) * 1e3,
-        decode_us_per_seq=per_sequence * 1e6,
-    )
+    new = work.isl_tokens * (1 - work.shared_prefix_ratio)
+
+    @lru_cache(maxsize=65_536)
+    def seconds(num_decodes: int, num_prefill_tokens: int) -> float:
+        if not num_prefill_tokens:
+            return pace.decode_s(num_decodes, context) if num_decodes else 0.0
+        past = work.isl_tokens - new + max(0.0, new - min(new, step_tokens)) / 2
+        return pace.mixed_s(num_decodes, context, num_prefill_tokens, past)
+
+    return PacedCosts(seconds=seconds)
 
 
 def _declared(planned: PlannedDeployment, wish: DeploymentWish) -> VirtualDeployment:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from dynctl.core.plan import Role
+from dynctl.core.inventory import PoolWish
+from dynctl.core.plan import Parallelism, Role
 from dynctl.core.workload import Slo, Workload
 from dynctl.errors import PlanError
 from dynctl.planner.prompts import Prompts, make_trace
@@ -10,7 +11,7 @@ from dynctl.planner.search import make_plan
 from dynctl.planner.simulate import SimSetting, simulate
 from dynctl.planner.trace import Call, Trace
 from dynctl.planner.virtual import VirtualEngineSpec
-from dynctl.planner.virtual_plan import step_costs, virtual_deployment
+from dynctl.planner.virtual_plan import paced, virtual_deployment
 from dynctl.router.config import make_settings
 from dynctl.sim.scheduler import StepCosts
 
@@ -176,12 +177,10 @@ class SharingPace:
 
 
 def test_steps_of_a_pace_cost_what_the_pace_says_where_prompts_are_computed():
-    prefill, shared = (
-        step_costs(SharingPace(), Workload(1000, 100), role, 8192)
-        for role in (Role.PREFILL, Role.AGGREGATED)
-    )
+    shared = paced(SharingPace(), Workload(1000, 100), 8192)
 
-    assert prefill.duration_s(1000, 1, 0) == pytest.approx(0.103)
+    assert shared.duration_s(0, 0, 0) == 0
+    assert shared.duration_s(1000, 1, 0) == pytest.approx(0.103)
     assert shared.duration_s(0, 0, 10) == pytest.approx(0.011)
     assert shared.duration_s(500, 0, 10) == pytest.approx(0.011 + 500 * 5e-5)
 
@@ -225,3 +224,20 @@ def test_engines_of_unknown_speed_are_not_simulated(build):
 
     with pytest.raises(PlanError, match="cannot be simulated"):
         virtual_deployment(plan.deployments[0], wish, None, topology)
+
+
+def test_ranks_that_share_experts_are_simulated_at_the_pace_they_are_estimated_at(build):
+    """Their steps grow steeply with the first sequences and little with more: no straight line goes through both."""
+    work = Workload(4096, 512, 2.0)
+    decode = PoolWish(Role.DECODE, 1, Parallelism(1, 1, 8, 8))
+    pools = (PoolWish(Role.PREFILL, 1, Parallelism(8)), decode)
+    wish = build.wish("deepseek-v3", workload=work, slo=Slo(4000, 100), pools=pools)
+    hosts = [build.host(name, 8, "h200", nics=True) for name in "ab"]
+    topology, inventory, models = build.cluster(hosts, wish)
+    planned = make_plan(topology, inventory, models).deployments[0]
+    made = virtual_deployment(planned, wish, models["chat"], topology)
+
+    setting = SimSetting("kv", 1, made.transfer_bytes_s, made.host_s)
+    told = simulate(make_trace(work, 200, 1), made.engines, setting, wish.slo)
+
+    assert told.itl_ms.mean == pytest.approx(planned.estimate.itl_ms.expected, rel=0.15)
