@@ -253,7 +253,7 @@ def test_runs_of_other_traces_are_not_compared(served, stored, tmp_path, capsys)
      (("{",), [], ":1:"), ((), [], "holds no request"), ((line(0, [1]),), ["--duration", "0s"], "holds no request"),
      (('{"timestamp": 0, "prompt": "a\\ud800", "max_tokens": 1}',), [], ":1:18: prompt holds half of a character"),
      (('{"timestamp": 0, "input_length": 9, "output_length": 1, "session": "\\ud800"}',), [], ": session holds half"),
-     ((line(0, [1]),), ["--speed", "nan"], "--speed nan"), ((line(0, [1]),), ["--speed", "inf"], "--speed inf"),
+     ((line(0, [1]),), ["--speed", "nan"], "'--speed': nan is no number"), ((line(0, [1]),), ["--speed", "inf"], "'--speed': inf is not in"),
      ((line(0, [1]),), ["--speed", "0"], "--speed"), ((line(0, [1]),), ["--duration", "soon"], "--duration")],
 )  # fmt: skip
 def test_bad_traces_are_refused_where_they_are_wrong_before_anything_is_sent(
