@@ -291,7 +291,10 @@ def as_the_rival(num_engines):
         while unseen:
             await asyncio.sleep(0.01)
             for at in tuple(unseen):
-                if fleet.index.match(hasher.prompt(lasts[at])).get(f"e{at}") == size:
+                # Looked for once it is there: a look takes as long as taking in a hundred blocks.
+                if readers[at].last_seq == seqs[at] - 1:
+                    held = fleet.index.match(hasher.prompt(lasts[at])).get(f"e{at}")
+                    assert held == size, (at, held)
                     unseen.discard(at)
         used_s = time.process_time() - start_s
         for reader in readers:

@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 import zmq
-from stand import NUM_ENGINES, PEERS, Stand, cpu_s, free_ports, get, running, wait_up
+from stand import NUM_ENGINES, PEERS, Stand, cpu_s, free_ports, free_run, get, running, wait_up
 
 from dynctl.core.kv import BlockRemoved, BlockStored
 from dynctl.http1.upstream import Address, Upstream
@@ -40,7 +40,7 @@ TIMEOUT_S = 30.0
 KINDS = ("short", "matched")
 
 
-def life_of(draw, num_prompts):
+def life_of(draw, num_prompts, rank):
     """Messages of one circle: the first time, when nothing is there to evict, and any other."""
     prompts = []
     for _ in range(num_prompts):
@@ -52,12 +52,12 @@ def life_of(draw, num_prompts):
     for at, (handles, tokens) in enumerate(prompts):
         stored = BlockStored(handles, None, tokens, BLOCK_SIZE, medium="GPU")
         removed = BlockRemoved(prompts[at - num_held][0][::-1], "GPU")
-        again.append(encode(EventBatch(0.0, (stored, removed))))
-        first.append(again[-1] if at >= num_held else encode(EventBatch(0.0, (stored,))))
+        again.append(encode(EventBatch(0.0, (stored, removed), rank)))
+        first.append(again[-1] if at >= num_held else encode(EventBatch(0.0, (stored,), rank)))
     return first, again
 
 
-def publish(endpoints, known_file):
+def publish(endpoints, ranks, known_file):
     """What a process of its own does: publish what all are to know once told to, and then storms, a line of input each.
 
     A line says how many blocks a second and for how long; the answer is how many there were.
@@ -70,7 +70,7 @@ def publish(endpoints, known_file):
         sockets[-1].bind(endpoint)
     os.nice(19)
     num_prompts = NUM_PROMPTS // len(sockets)
-    lives = [life_of(random.Random(seed), num_prompts) for seed in range(len(sockets))]
+    lives = [life_of(random.Random(at), num_prompts, at % int(ranks)) for at in range(len(sockets))]
     seqs, sent = [0] * len(sockets), 0
 
     def send(at, payload):
@@ -98,8 +98,9 @@ def publish(endpoints, known_file):
 class Publishers:
     """That process."""
 
-    def __init__(self, endpoints, known_file):
-        command = [sys.executable, __file__, "--publish", ",".join(endpoints), known_file]
+    def __init__(self, endpoints, ranks, known_file):
+        what = (",".join(endpoints), str(ranks), known_file)
+        command = [sys.executable, __file__, "--publish", *what]
         self._child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -268,7 +269,7 @@ def router_on(command, log, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", type=float, default=1e6, help="offered a second")
-    parser.add_argument("--publishers", type=int, default=NUM_ENGINES)
+    parser.add_argument("--ranks", type=int, default=1, help="of each engine, each a publisher")
     parser.add_argument(
         "--own-core",
         action="store_true",
@@ -276,7 +277,7 @@ def main():
     )
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--publish", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--publish", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.publish:
         publish(*options.publish)
@@ -290,13 +291,15 @@ def main():
         subprocess.run(make_model, cwd=PEERS, check=True, stdout=subprocess.DEVNULL)
         known_file = Path(folder, "known")
         known_file.write_bytes(msgspec.msgpack.encode(encode(EventBatch(0.0, (known,)))))
-        places = [f"tcp://127.0.0.1:{port}" for port in free_ports(options.publishers)]
-        publishers = Publishers(places, str(known_file))
+        num_places = NUM_ENGINES * options.ranks
+        first = free_run(num_places)
+        places = [f"tcp://127.0.0.1:{first + at}" for at in range(num_places)]
+        publishers = Publishers(places, options.ranks, str(known_file))
         stand, [port] = Stand(folder, folder, "zero"), free_ports(1)
         command = [sys.executable, "-m", "dynctl", "route", "--listen", f"127.0.0.1:{port}"]
-        for at, place in enumerate(places):
-            url = f"http://127.0.0.1:{stand.engine_ports[at % NUM_ENGINES]}"
-            command += ["--engine", f"{url},kv-events={place}"]
+        for engine_port, place in zip(stand.engine_ports, places[:: options.ranks], strict=True):
+            events = f"kv-events={place},ranks={options.ranks}"
+            command += ["--engine", f"http://127.0.0.1:{engine_port},{events}"]
         # Its own questions would be answered by nobody's events.
         command += ["--tokenizer", stand.model, "--set", "probe_s=0"]
         try:
