@@ -36,6 +36,9 @@ PAST_S = 3700.0
 COARSE_S = 10.0
 BREATH_S = 0.02
 """Reading ahead, keys are looked at this often."""
+MAX_EVENTS = 200
+NO_TIME_S = 0.5
+"""Snapshots are farther apart, and their two clocks never differ by so much from one to the next."""
 MARKED_S = 70.0
 """Of what is read to get to a place the end so long before it is known as well as the place itself."""
 
@@ -63,6 +66,7 @@ class Player:
         self._at = self._goal or 0
         self._speed = speed
         self._is_playing = True
+        self._is_hunting = False
         self._ahead_s = 0.0
         self._ledger = Ledger(tape.header.goals)
         self._asked: Asked | None = None
@@ -79,7 +83,7 @@ class Player:
             until_s=last_s - first_s,
             speed=self._speed,
             is_playing=self._is_playing and self._at < self._last,
-            is_seeking=self._goal is not None,
+            is_seeking=self._goal is not None or self._is_hunting,
         )
 
     def toggle(self) -> None:
@@ -109,6 +113,21 @@ class Player:
             found -= 1
         self._go(found)
 
+    def hunt(self) -> None:
+        """Go on to the next event, or to the end where there is none, and hold there."""
+        self._is_playing, self._is_hunting = False, True
+        self._has_order.set()
+
+    def hunt_back(self) -> None:
+        """Go back to the event before this place, if one is known, and hold there."""
+        self._is_playing = False
+        if self._look is not None:
+            now_unix_s = self._look.overview.taken_unix_s
+            events = self._look.ledger.events.newest(MAX_EVENTS)
+            away_s = [now_unix_s - one.unix_s for one in events if one.unix_s < now_unix_s]
+            if away_s:
+                self._go(self._tape.first_from(self._time_s(self._at) - min(away_s) - NO_TIME_S))
+
     def answer(self, asks: Asks) -> Answers:
         """What of a screen's questions was recorded; the rest is told to be missing."""
         failures: dict[str | tuple[str, str], str] = dict.fromkeys(
@@ -123,7 +142,10 @@ class Player:
         """Yield what is known at each place, until the reader has enough."""
         while True:
             if self._goal is not None:
+                self._is_hunting = False
                 await self._reach(self._goal)
+            elif self._is_hunting:
+                await self._reach_event()
             elif self._is_playing and self._at < self._last:
                 if not await self._play():
                     continue
@@ -203,6 +225,24 @@ class Player:
         self._at, self._ahead_s = goal, 0.0
         if self._goal == goal:
             self._goal = None
+
+    async def _reach_event(self) -> None:
+        """Go on until something happens, the end comes, or somebody wants to be elsewhere."""
+        loop = asyncio.get_running_loop()
+        breathed_s = loop.time()
+        known = self._ledger.events.newest(1)
+        entries = self._tape.snapshots
+        for number in range(entries[self._at] + 1, entries[self._last] + 1):
+            if self._feed(number):
+                self._at += 1
+                if self._ledger.events.newest(1) != known:
+                    break
+            if loop.time() - breathed_s > BREATH_S:
+                await asyncio.sleep(0)
+                breathed_s = loop.time()
+                if self._goal is not None or self._is_playing:
+                    break
+        self._is_hunting, self._ahead_s = False, 0.0
 
     def _way_from_near(self, goal: int) -> range | None:
         """Begin where one is, or from a mark, whichever is nearer; return the entries to read from there."""

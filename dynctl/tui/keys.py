@@ -140,6 +140,7 @@ PLAYS = (
     ("space", "play, hold"),
     (", .", "a look back, on; hold"),
     ("← → { }", "10 s, 5 min back, on"),
+    ("n N", "next, previous event"),
     ("- +", "slower, faster"),
 )
 """Of a replay, where `space` is no choice."""

@@ -25,6 +25,8 @@ _MOVES: dict[str, Callable[[Player], None]] = {
     "right": lambda player: player.jump(SECONDS),
     "left_curly_bracket": lambda player: player.jump(-MINUTES),
     "right_curly_bracket": lambda player: player.jump(MINUTES),
+    "n": Player.hunt,
+    "N": Player.hunt_back,
     "minus": lambda player: player.change_speed(-1),
     "plus": lambda player: player.change_speed(1),
     "equals_sign": lambda player: player.change_speed(1),
@@ -69,7 +71,8 @@ class ReplayApp(Dashboard):
         self._chosen()
 
     def _took(self, event: events.Key) -> bool:
-        move = _MOVES.get(event.key)
+        # Textual names keys; where case matters, what they type says more.
+        move = _MOVES.get(event.character or "") or _MOVES.get(event.key)
         if move is None:
             return False
         move(self._player)

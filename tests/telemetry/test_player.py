@@ -253,3 +253,36 @@ def test_marks_are_bounded_and_the_nearest_stay(tape, monkeypatch):
 
     assert len(kept) == 4
     assert min(kept) > player.playing.at_s - 30.0
+
+
+def test_events_are_gone_to_one_after_another_and_back(tape, snapshot):
+    _, ledger = live(snapshot, NUM)
+    events = sorted({event.unix_s - 1.7e9 for event in ledger.events.newest(50)})
+    forward, back = (lambda p: p.hunt()), (lambda p: p.hunt_back())
+    orders = [*[forward] * (len(events) + 1), *[back] * len(events)]
+    times, _, player = moved(tape, *orders, at_s=10.0)
+
+    assert len(events) >= 3
+    assert times == [11, *events, NUM, *events[::-1]]
+    assert not player.playing.is_playing
+    assert not player.playing.is_seeking
+
+
+def test_before_the_first_event_there_is_none_to_go_back_to(tape):
+    times, _, _ = moved(tape, lambda p: (p.hunt_back(), p.step(1)), at_s=10.0)
+
+    assert times == [11, 12]
+
+
+def test_a_hunt_is_given_up_when_somebody_wants_to_be_elsewhere(tape, monkeypatch):
+    monkeypatch.setattr(player_module, "BREATH_S", 0.0)
+
+    def hunt_then_step_back(player):
+        player.hunt()
+        asyncio.get_running_loop().call_soon(lambda: player.jump(-5.0))
+
+    times, _, player = moved(tape, hunt_then_step_back, lambda p: None, at_s=20.0)
+
+    assert 21 <= times[1] < 60
+    assert times[2] == max(1, times[1] - 5)
+    assert not player.playing.is_seeking

@@ -275,3 +275,24 @@ def test_the_clipboard_gets_it_by_the_terminals_own_sequence(path):
     found, _ = pilot(path, scenario)
     _, _, rest = found.partition("\x1b]52;c;")
     assert base64.b64decode(rest.partition("\a")[0]).startswith(b"chat-prefill-0")
+
+
+def test_n_goes_to_the_next_event_and_its_capital_back(tmp_path, snapshots):
+    now, path = [0.0], tmp_path / "r.jsonl"
+    with Recorder(path, 2**30, "prod", GOALS, lambda: now[0]) as recorder:
+        for tick in range(1, 31):
+            recorder.take(snapshots(tick, stale_s=9.0 if 12 <= tick < 20 else 0.0))
+            now[0] += 1.0
+
+    async def scenario(app, driver):
+        screens = []
+        for key, wanted in (("n", "0:00:11"), ("n", "0:00:19"), ("N", "0:00:11"), ("n", "0:00:19")):
+            await driver.press(key)
+            screens.append("\n".join(await shown(app, driver, f"‖ held {wanted}/0:00:29")))
+        return screens
+
+    (first, second, back, _), _ = pilot(path, scenario)
+
+    assert "gpu-02  no answer within 5 s" in first
+    assert "gpu-02  answers again" in second
+    assert "answers again" not in back
