@@ -224,6 +224,52 @@ def test_an_idle_engine_computes_a_hot_prefix_and_is_known_to_hold_it(run, short
     run(main)
 
 
+class Begun:
+    """Stands for a group of tasks, and for the one task begun in it."""
+
+    def __init__(self):
+        self.names, self.is_over = [], True
+
+    def create_task(self, coroutine, name):
+        coroutine.close()
+        self.names.append(name)
+        return self
+
+    def done(self):
+        return self.is_over
+
+
+@pytest.mark.parametrize(
+    ("state", "is_begun"),
+    [
+        ({}, True),
+        ({"line": ["somebody waits"]}, False),
+        ({"is_draining": True}, False),
+        ({"uses_index": False}, False),
+        ({"is_over": False}, False),
+    ],
+)
+def test_nothing_is_copied_while_anybody_waits_or_caches_do_not_decide(state, is_begun):
+    fleet, group = Fleet(), Begun()
+    policy = SimpleNamespace(uses_index=state.pop("uses_index", True))
+    placement = SimpleNamespace(overlaps=SimpleNamespace(hot=fleet.hot), policy=policy)
+    facts = {"line": [], "is_draining": False} | state
+    desk = SimpleNamespace(
+        **({"settings": make_settings({}), "placement": placement} | facts),
+        workers=fleet.table,
+        index=fleet.index,
+    )
+    warmer = Warmer(desk)
+    views = [fleet.table.view(AGGREGATED, None, 0.0).workers]
+    warmer._copy_to_idle(group, views, 0.0)
+    warmer._copy_to_idle(group, views, 2.0)
+    begun = ["copy:e1"] if is_begun or "is_over" in state else []
+    assert group.names == begun
+    group.is_over = state.get("is_over", True)
+    warmer._copy_to_idle(group, views, 2.2)
+    assert len(group.names) == (2 if is_begun else len(begun))
+
+
 def test_nothing_is_looked_at_where_both_are_switched_off(run):
     async def main():
         settings = make_settings({"warm_prefixes": 0, "warm_idle": 0})
