@@ -2,17 +2,28 @@
 
 import asyncio
 
+import msgspec
 import pytest
-from router_bench import routed, text_of, until
+from router_bench import Bench, Client, routed, text_of, until
 from router_clock import JumpingLoop
-from router_fakes import FakeEngine
+from router_fakes import MODEL, FakeEngine
+
+from dynctl.agents.relay.__main__ import server_context
+from dynctl.core.deployment import EngineInfo, EngineState
+from dynctl.http1.server import serve
+from dynctl.router.config import RelayTarget, RouterConfig, TlsFiles, make_settings
+from dynctl.router.run import Router
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n"
 STREAM, WHOLE = HEAD % b"text/event-stream", HEAD % b"application/json"
 LONG = "a long prompt, which takes the long way through the router"
 SETTINGS = {
-    *{"short_request_chars": 40, "max_retries": 0, "engine_poll_s": 3600.0}.items(),
-    *{"first_token_timeout_s": 2.0, "body_timeout_s": 2.0, "gap_timeout_s": 2.0}.items(),
+    "short_request_chars": 40,
+    "max_retries": 0,
+    "engine_poll_s": 3600.0,
+    "first_token_timeout_s": 2.0,
+    "body_timeout_s": 2.0,
+    "gap_timeout_s": 2.0,
 }
 
 
@@ -70,7 +81,7 @@ def whole_stream():
 def test_an_engine_that_says_no_more_is_given_up_at_the_deadline(prompt, is_stream, says, and_on):
     async def main():
         engine = Silent(says, and_on=and_on)
-        async with routed(engine, settings=dict(SETTINGS)) as bench:
+        async with routed(engine, settings=SETTINGS) as bench:
             began_s = asyncio.get_running_loop().time()
             answer = await bench.client.complete(prompt=prompt, stream=is_stream)
             took_s = asyncio.get_running_loop().time() - began_s
@@ -93,7 +104,7 @@ def test_an_engine_that_does_not_end_what_it_has_said_is_left_and_its_client_ser
         told = whole_stream()
         says = [STREAM + chunk(b"".join(told))] if is_at_once else [STREAM, *map(chunk, told)]
         engine, loop = Silent(says, and_on=and_on), asyncio.get_running_loop()
-        async with routed(engine, settings=dict(SETTINGS)) as bench:
+        async with routed(engine, settings=SETTINGS) as bench:
             began_s = loop.time()
             answer = await bench.client.complete(prompt=prompt, stream=True)
             assert loop.time() - began_s < 1.0
@@ -122,12 +133,50 @@ def test_an_engine_that_ends_a_little_later_than_it_has_said_all_keeps_its_conne
                 exchange._connection.exchange_finished(False)
 
         engine = Slow()
-        async with routed(engine, settings=dict(SETTINGS)) as bench:
+        async with routed(engine, settings=SETTINGS) as bench:
             pool = bench.desk.fleet.routes["e0"].upstream
             for prompt in ("x", LONG, "x"):
                 assert (await bench.client.complete(prompt=prompt, stream=True)).status == 200
                 await until(lambda: pool.num_active == 0)
             assert engine.num_gone == 0
             assert pool.num_connections == 1
+
+    on_jumping_loop(main)
+
+
+def test_a_relay_that_says_no_more_is_given_up_at_the_deadline_and_then_taken_for_down(tls):
+    async def main():
+        info = EngineInfo(*("e0", "e0.1", EngineState.READY, "aggregated", "d", "sim", MODEL))
+        asked, loop = [], asyncio.get_running_loop()
+
+        def tell_the_table_and_nothing_else(exchange):
+            asked.append(exchange.request.path)
+            if asked.count("/v1/engines") == 1 and asked[-1] == "/v1/engines":
+                exchange.start(200, [])
+                exchange.write(msgspec.json.encode([info]) + b"\n")
+
+        server = await serve(
+            tell_the_table_and_nothing_else, host="127.0.0.1", port=0, ssl=server_context(tls)
+        )
+        config = RouterConfig(
+            listen="127.0.0.1:0",
+            relays=(RelayTarget("host-a", "127.0.0.1", server.port),),
+            tls=TlsFiles(*(str(tls / name) for name in ("router.crt", "router.key", "ca.crt"))),
+            settings=make_settings(SETTINGS | {"queue_timeout_s": 1.0, "probe_s": 0.0}),
+        )
+        async with Router(config) as router:
+            client, desk = Client(router.port), router.desk
+            await until(lambda: desk.workers.get("e0") and desk.workers.get("e0").is_serving())
+            for prompt in ("x", LONG):
+                began_s = loop.time()
+                assert (await client.complete(prompt=prompt, stream=True)).status == 504
+                assert loop.time() - began_s < 4.0
+            assert asked.count("/v1/engine/e0/v1/completions") == 2
+            await until(lambda: not desk.workers.get("e0").is_serving())
+            assert (await client.complete(stream=True)).status == 503
+            Bench(router, (), client).assert_books_balance()
+            assert desk.fleet.routes["e0"].upstream.num_active == 0
+            await client.upstream.close()
+        await server.close(0)
 
     on_jumping_loop(main)
