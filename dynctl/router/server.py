@@ -104,7 +104,8 @@ class Entrance:
             self._servers.append(await serve(self._on_admin, path=path))
         except OSError as error:
             raise RouterError(
-                f"cannot listen on {path}: {reason(error)}", "name a socket in a directory that is there"
+                f"cannot listen on {path}: {reason(error)}",
+                "name a socket in a directory that is there",
             ) from error
 
     def descriptors(self) -> list[int]:
@@ -164,6 +165,13 @@ class Entrance:
             self._refuse(exchange, Failure(404, f"no {request.path} here", "not_found"))
 
     def _generate(self, exchange: Exchange) -> None:
+        try:
+            self._begin(exchange)
+        except Exception:
+            log.exception("a request could not be begun, by a fault of the router's own")
+            self._refuse(exchange, own_fault(), is_counted=True)
+
+    def _begin(self, exchange: Exchange) -> None:
         desk, request = self._desk, exchange.request
         desk.afterwards.keep()
         if desk.max_flights and desk.is_at_capacity():

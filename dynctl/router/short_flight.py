@@ -384,8 +384,16 @@ class ShortFlight:
 
     def _go_on(self) -> LegSink:
         """Let a flight receive the answer, from now on; it is told what has come so far."""
-        flight = self._promoted()
-        sink = self._sink = LegSink(flight, Leg.MAIN, is_relayed=self._is_relayed)
+        flight = Flight(
+            self._desk,
+            self._exchange,
+            self.request,
+            self.model,
+            self.request_id,
+            self._shown_id,
+        )
+        sink = LegSink(flight, Leg.MAIN, is_relayed=self._is_relayed)
+        self._promote(flight, sink)
         if self.call is not None and not self.call.is_over:
             self.call.sink = sink
         self._desk.act(flight, self._tell, sink)
@@ -403,20 +411,18 @@ class ShortFlight:
         for part in self._parts:
             sink.on_data(part)
 
-    def _promoted(self) -> Flight:
-        """Make the flight that has sent its first attempt; for `_go_on`, which gives it the answer too."""
+    def _promote(self, flight: Flight, sink: LegSink) -> None:
+        """Let a flight take over that has sent its first attempt."""
         desk = self._desk
-        flight = Flight(
-            desk, self._exchange, self.request, self.model, self.request_id, self._shown_id
-        )
         prompt = Prompt.guessed(desk.hashers, self.request.num_chars)
         placed = Placed(self.booking, None, 0, decisions=[self.note()])
         assert self.call is not None, "it is made by `begin_short`, which sends"
-        desk.flights.discard(self)
+        # From here on all that is held is the flight's.
+        self._sink = sink
         flight.call = self.call
         flight.ledger.booked.append(self.booking)
+        desk.flights.discard(self)
         is_well = desk.act(flight, flight.adopt, prompt, placed, self._need[3])
         if is_well and self._reply is not None and self._follower is not None:
             facts = self._reply, self._follower.num_token_events, self._answered_s
             desk.act(flight, flight.follow, *facts)
-        return flight

@@ -134,6 +134,8 @@ def test_wherever_our_code_raises_the_client_is_told_and_nothing_is_left(monkeyp
                         assert one in {"done", "broken", "500", "closed"}, (name, one)
                         assert fault.has_struck or one == "done", name
                         became.append(one)
+                        counted = bench.desk.metrics.requests._values.values()
+                        assert sum(counted) == len(became), name
             assert await what_became_of(bench, LONG, is_stream=True) == "done"
 
     on_jumping_loop(main)
