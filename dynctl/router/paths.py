@@ -10,6 +10,8 @@ from dynctl.core.deployment import may_exchange_kv
 from dynctl.router.choosing import Load
 from dynctl.router.config import Settings
 from dynctl.router.decisions import Decision
+from dynctl.router.loading import Held
+from dynctl.router.prompt import Prompt
 from dynctl.router.transfer_cost import Links, PathCosts, TransferFacts, can_transfer, stall_ms
 from dynctl.router.worker_table import View, WorkerTable
 from dynctl.router.workers import Worker
@@ -70,6 +72,11 @@ def unfit(table: WorkerTable, view: View, others: Sequence[Worker]) -> Container
     return {worker.id for worker in view.workers if worker not in found}
 
 
+def lacking(prompt: Prompt, held: Held | None) -> Sequence[int]:
+    """What each candidate lacks of a prompt; nothing where nobody could be asked."""
+    return () if held is None else [max(prompt.num_tokens - tokens, 1) for tokens in held.tokens]
+
+
 def with_moves(
     links: Links,
     loads: Sequence[Load],
@@ -77,24 +84,37 @@ def with_moves(
     decode_stall: float,
     now_s: float,
     apart: Container[str] = (),
+    lefts: Sequence[int] = (),
 ) -> list[Load]:
     """Say what KV costs to come to each decode engine from who does the prefill, where that is known.
 
-    Where the pair is not to be used, or the engine stands `apart`, the prompt would be computed there: that is its cost.
+    Where the pair is not to be used, or the engine stands `apart`, the prompt would be computed there: that is its cost. So it is
+    where that is less than the move alone: `lefts` says how many tokens each lacks, where both ways are weighed.
     """
     if sender is None:
         price = links.usual_price(now_s)
         return [_moved(load, price) for load in loads]
     source, start_s = sender.worker.id, now_s + sender.ends_ms / 1e3
-    return [
-        _moved(
-            load,
-            links.price(source, load.engine, start_s, now_s)
-            if load.engine not in apart and links.is_usable(source, load.engine, now_s)
-            else _price_in_place(load, decode_stall, now_s),
-        )
-        for load in loads
-    ]
+    found = []
+    for position, load in enumerate(loads):
+        if load.engine in apart or not links.is_usable(source, load.engine, now_s):
+            price = _price_in_place(load, decode_stall, now_s)
+        else:
+            price = links.price(source, load.engine, start_s, now_s)
+            if lefts:
+                price = _cheaper(price, load, lefts[position], decode_stall, now_s)
+        found.append(_moved(load, price))
+    return found
+
+
+def _cheaper(
+    move: tuple[float, float], load: Load, left: int, decode_stall: float, now_s: float
+) -> tuple[float, float]:
+    move_ms = move[0] + left * move[1]
+    if move_ms <= load.prefill_base_ms + left * load.prefill_ms_per_token:
+        return move  # computing takes so long at least
+    own = _price_in_place(load, decode_stall, now_s)
+    return own if own[0] + left * own[1] < move_ms else move
 
 
 def _moved(load: Load, price: tuple[float, float]) -> Load:

@@ -21,7 +21,7 @@ from dynctl.router.fallback import RoutingBreaker
 from dynctl.router.hits import Outlook
 from dynctl.router.loading import Held
 from dynctl.router.overlaps import Overlaps
-from dynctl.router.paths import Pick, fitting, unfit, way, with_moves
+from dynctl.router.paths import Pick, fitting, lacking, unfit, way, with_moves
 from dynctl.router.policies.least_loaded import POLICY as PLAIN
 from dynctl.router.prefix_index import PrefixIndex
 from dynctl.router.prompt import Prompt
@@ -312,7 +312,11 @@ class Placement:
         loads = [worker.cached_load or worker.load() for worker in workers]
         apart = unfit(self.workers, view, others if sender is None else [sender.worker])
         if leg == "decode":
-            loads = with_moves(self.links, loads, sender, settings.decode_stall, now_s, apart)
+            is_weighed = settings.conditional_prefill and self.policy.uses_index
+            lefts = lacking(prompt, held) if is_weighed else ()
+            loads = with_moves(
+                *(self.links, loads, sender, settings.decode_stall, now_s, apart, lefts)
+            )
         wanted: Policy = self.policy
         if order.session and wanted.uses_index:
             wanted = self.sessions.following(wanted, order.session, leg, workers, now_s)

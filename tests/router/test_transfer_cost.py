@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import Counter
 
 import pytest
 
@@ -427,12 +428,12 @@ def test_other_links_teach_nothing_of_one_that_was_measured():
 def test_the_first_request_takes_the_link_that_was_measured_to_be_fast():
     engines = [("p1", "prefill"), ("d1", "decode"), ("d2", "decode")]
     slow, fast = (LinkRate("a", host, "tcp", ms) for host, ms in (("b", 0.5), ("c", 0.002)))
-    for rates, taken in (([slow, fast], "d2"), ([], None)):
+    for rates, taken, requests in (([slow, fast], "d2", 3), ([], None, 12)):
         _, placement = pools(engines)
         places = [EnginePlace("p1", "a"), EnginePlace("d1", "b"), EnginePlace("d2", "c")]
         placement.links = Links(2.0, 0.005, LinkClasses(places, rates))
         names = set()
-        for number in range(12):
+        for number in range(requests):
             placed = place(placement, [number] * 4000)
             names.add(placed.main.worker.id)
             placed.move.dropped()
@@ -498,3 +499,37 @@ def test_a_transfer_is_late_only_after_all_the_steps_it_may_wait_for():
     assert in_time.wait_ms == 0.0
     assert in_time.move_ms < 45.0
     assert late.wait_ms + late.move_ms > 100.0
+
+
+@pytest.mark.parametrize("policy", ["kv", "least_loaded"])
+def test_engines_that_compute_in_place_are_chosen_by_that_and_not_by_links_nobody_uses(policy):
+    names = [("p", "prefill"), ("d1", "decode"), ("d2", "decode")]
+    _, placement = pools(names)
+    placement.policy = load_policy(policy)
+    rates = [LinkRate("a", "b", "tcp", 50.0), LinkRate("a", "c", "tcp", 5.0)]
+    places = [EnginePlace("p", "a"), EnginePlace("d1", "b"), EnginePlace("d2", "c")]
+    placement.links = Links(2.0, 0.005, LinkClasses(places, rates))
+    found = [place(placement, [number] * 400, 0.1 * number) for number in range(40)]
+    sent = Counter(placed.main.worker.id for placed in found)
+    assert min(sent["d1"], sent["d2"]) >= 15
+    for placed in found:
+        decision = placed.decisions[0]
+        assert decision.to_json()["is_reproduced"]
+        # Who copies always is told what that takes.
+        is_in_place = placed.local_reason == "cheaper"
+        assert is_in_place == (policy == "kv")
+        assert is_in_place == (max(load.move_ms_per_token for load in decision.loads) < 1.0)
+
+
+def test_of_two_decode_engines_the_one_behind_the_fast_link_is_copied_to():
+    names = [("p", "prefill"), ("d1", "decode"), ("d2", "decode")]
+    _, placement = pools(names)
+    rates = [LinkRate("a", "b", "tcp", 50.0), LinkRate("a", "c", "tcp", 0.001)]
+    places = [EnginePlace("p", "a"), EnginePlace("d1", "b"), EnginePlace("d2", "c")]
+    placement.links = Links(2.0, 0.005, LinkClasses(places, rates))
+    placed = place(placement, [1] * 4000)
+    assert (placed.main.worker.id, placed.local_reason) == ("d2", "")
+    decision = next(one for one in placed.decisions if one.leg == "decode")
+    in_place, copied = decision.loads
+    assert copied.move_ms_per_token == 0.001
+    assert in_place.move_ms_per_token > in_place.prefill_ms_per_token, "and what that holds up"
