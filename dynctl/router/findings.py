@@ -208,7 +208,7 @@ def _silence(e: Evidence) -> tuple[str, str, str] | None:
     if e.num_undecodable and _says_nothing(e):
         return (
             "event_version",
-            f"{e.num_undecodable} KV event batches could not be read, and none that could came",
+            f"{e.num_undecodable} KV event batches could not be read, and no others came",
             "its version publishes events that this dynctl does not know: upgrade dynctl, or start the version that worked",
         )
     if e.num_other_groups and _says_nothing(e):
