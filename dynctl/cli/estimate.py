@@ -78,6 +78,54 @@ def goal(value: float | None) -> float | None:
     return value
 
 
+Concurrency = Annotated[
+    float | None,
+    typer.Option("--concurrency", callback=finite, help="Users that each wait for their answer."),
+]
+Rate = Annotated[
+    float | None,
+    typer.Option("--rate", callback=finite, help="Requests per second, arriving at random."),
+]
+Prefix = Annotated[
+    float,
+    typer.Option(
+        "--prefix", min=0, max=1, callback=finite, help="Share of prompts that is cached."
+    ),
+]
+IslSpread = Annotated[
+    float,
+    typer.Option(
+        "--isl-cv",
+        min=0,
+        max=10,
+        callback=finite,
+        help="Spread of prompt lengths over their mean.",
+    ),
+]
+TtftGoal = Annotated[float | None, typer.Option("--ttft", callback=goal, help="Goal, ms at p99.")]
+ItlGoal = Annotated[float | None, typer.Option("--itl", callback=goal, help="Goal, ms at p99.")]
+Utilization = Annotated[
+    float,
+    typer.Option(
+        "--utilization",
+        min=0.05,
+        max=1,
+        callback=finite,
+        help="Share of memory the engine may use.",
+    ),
+]
+Link = Annotated[
+    PciePath | None,
+    typer.Option("--link", case_sensitive=False, help="Worst PCIe path of the group."),
+]
+KvDtypeOption = Annotated[
+    KvDtype,
+    typer.Option(
+        "--kv-dtype", help="How the KV cache is stored; auto: as the checkpoint declares."
+    ),
+]
+
+
 def command(  # noqa: PLR0917 - an option each
     model: Annotated[
         str,
@@ -98,38 +146,12 @@ def command(  # noqa: PLR0917 - an option each
     ] = EstimateRole.AGGREGATED,
     isl: Annotated[int, typer.Option("--isl", min=1, max=MAX_TOKENS, help="Prompt tokens.")] = 1024,
     osl: Annotated[int, typer.Option("--osl", min=1, max=MAX_TOKENS, help="Answer tokens.")] = 128,
-    concurrency: Annotated[
-        float | None,
-        typer.Option(
-            "--concurrency", callback=finite, help="Users that each wait for their answer."
-        ),
-    ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option("--rate", callback=finite, help="Requests per second, arriving at random."),
-    ] = None,
-    prefix: Annotated[
-        float,
-        typer.Option(
-            "--prefix", min=0, max=1, callback=finite, help="Share of prompts that is cached."
-        ),
-    ] = 0.0,
-    isl_cv: Annotated[
-        float,
-        typer.Option(
-            "--isl-cv",
-            min=0,
-            max=10,
-            callback=finite,
-            help="Spread of prompt lengths over their mean.",
-        ),
-    ] = 0.0,
-    ttft: Annotated[
-        float | None, typer.Option("--ttft", callback=goal, help="Goal, ms at p99.")
-    ] = None,
-    itl: Annotated[
-        float | None, typer.Option("--itl", callback=goal, help="Goal, ms at p99.")
-    ] = None,
+    concurrency: Concurrency = None,
+    rate: Rate = None,
+    prefix: Prefix = 0.0,
+    isl_cv: IslSpread = 0.0,
+    ttft: TtftGoal = None,
+    itl: ItlGoal = None,
     engine: Annotated[
         EngineName, typer.Option("--engine", help="Whose constants apply.")
     ] = EngineName.VLLM,
@@ -137,26 +159,9 @@ def command(  # noqa: PLR0917 - an option each
         Weights,
         typer.Option("--weights", help="How weights are stored; auto: as the name or files say."),
     ] = Weights.AUTO,
-    kv_dtype: Annotated[
-        KvDtype,
-        typer.Option(
-            "--kv-dtype", help="How the KV cache is stored; auto: as the checkpoint declares."
-        ),
-    ] = KvDtype.AUTO,
-    utilization: Annotated[
-        float,
-        typer.Option(
-            "--utilization",
-            min=0.05,
-            max=1,
-            callback=finite,
-            help="Share of memory the engine may use.",
-        ),
-    ] = 0.9,
-    link: Annotated[
-        PciePath | None,
-        typer.Option("--link", case_sensitive=False, help="Worst PCIe path of the group."),
-    ] = None,
+    kv_dtype: KvDtypeOption = KvDtype.AUTO,
+    utilization: Utilization = 0.9,
+    link: Link = None,
     names: Annotated[bool, typer.Option("--list", help="List shipped models and GPUs.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -175,17 +180,7 @@ def command(  # noqa: PLR0917 - an option each
         return
     if not model or not gpu:
         raise UsageError("--model and --gpu are needed", "see dynctl estimate --list")
-    if (concurrency is None) == (rate is None):
-        raise UsageError(
-            "one of --concurrency and --rate is needed, and only one",
-            "--concurrency 32 for users that wait for answers, --rate 4 for requests a second",
-        )
-    asked = concurrency if concurrency is not None else rate
-    if not asked or not 0 < asked <= 1e6:
-        raise UsageError(
-            f"{asked:g} is no load: --concurrency and --rate are above 0 and at most 1e6",
-            "write --concurrency 32, or --rate 4",
-        )
+    _check_load(concurrency, rate)
     query = Query(
         model=_open(model, weights, kv_dtype, engine),
         spec=find_gpu(gpu),
@@ -200,6 +195,25 @@ def command(  # noqa: PLR0917 - an option each
         calibration=read_calibration(),
     )
     _print(query, price_engine(query), output)
+
+
+def _check_load(concurrency: float | None, rate: float | None) -> None:
+    """Refuse what is no load.
+
+    Raises:
+        UsageError: saying what to write.
+    """
+    if (concurrency is None) == (rate is None):
+        raise UsageError(
+            "one of --concurrency and --rate is needed, and only one",
+            "--concurrency 32 for users that wait for answers, --rate 4 for requests a second",
+        )
+    asked = concurrency if concurrency is not None else rate
+    if not asked or not 0 < asked <= 1e6:
+        raise UsageError(
+            f"{asked:g} is no load: --concurrency and --rate are above 0 and at most 1e6",
+            "write --concurrency 32, or --rate 4",
+        )
 
 
 def _open(name: str, weights: Weights, kv_dtype: KvDtype, engine: EngineName) -> Model:
