@@ -1,12 +1,13 @@
 """What a storm of KV events adds to the latency of requests: p99 of short and of matched requests, with and without it.
 
-Four engines without service time, each with a publisher of KV events beside it; together they offer so many blocks a second,
+Four engines without service time, each with a publisher of KV events (or several, `--ranks`); they offer so many blocks a second,
 prompts of 64 blocks stored and as many evicted, in vLLM's format. Short requests are placed by load; matched ones are 1,024
 token ids that the index knows of one engine. Each is sent straight to an engine and through the router, in turn, and what the
 second took more is added. Rounds without and with the storm take turns; after each storm the router works off what has come.
-All share this machine's cores: on two, publishers, engines and client take time of the router's too.
+All share this machine's cores: on two, engines and client take time of the router's too, publishers only what is left over.
+With `--own-core` the router has one to itself.
 Bound: a storm adds at most 5 ms to the p99.
-Run: python benchmarks/storm.py [--blocks 1000000] [--seconds 4] [--rounds 3]
+Run: python benchmarks/storm.py [--blocks 1000000] [--ranks 1] [--own-core] [--seconds 4] [--rounds 3]
 """
 
 import argparse
