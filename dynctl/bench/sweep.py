@@ -262,7 +262,7 @@ def _advice(knee: Knee | None, missed: Stage | None, stages: Sequence[Stage]) ->
     if missed is not None:
         why = missed.hint or f"{', '.join(missed.missed)} does not hold"
         if knee is None:
-            return f"no load met the goals; at {missed.load}, the lowest: {why}"
+            return f"no load up to {missed.load} is known to meet the goals; there: {why}"
         return f"up to {knee.load} the goals hold; at {missed.load}: {why}"
     assert knee is not None
     if limited is not None:

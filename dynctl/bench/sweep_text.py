@@ -2,7 +2,7 @@
 
 from dynctl.bench.statistics import ENOUGH_FOR_P99
 from dynctl.bench.summary import MISSING, milliseconds, percent
-from dynctl.bench.sweep import Stage, Sweep
+from dynctl.bench.sweep import Stage, Sweep, bounds
 from dynctl.core.units import format_count, format_number
 
 COLUMNS = (
@@ -60,7 +60,10 @@ def knee_lines(found: Sweep) -> list[str]:
     """Say what the highest load is that meets the goals, and per GPU."""
     knee = found.knee
     if knee is None:
-        return ["knee: none of these loads met the goals"]
+        missed = bounds(found.stages)[1]
+        if missed is None:
+            return ["knee: unknown, as the load generator was the limit"]
+        return [f"knee: none; {missed.load} missed the goals, and no lower load met them"]
     words = "knee" if knee.is_bounded else "knee: at least"
     text = f"{words} {knee.load}: {format_number(knee.completed_rps)} req/s done, {format_count(knee.output_tok_s)} tok/s out"
     if knee.completed_rps_per_gpu is not None and knee.output_tok_s_per_gpu is not None:

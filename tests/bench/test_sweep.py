@@ -172,13 +172,29 @@ def test_no_knee_exits_6_and_a_client_that_is_the_limit_says_so():
     limited = make_sweep(SETTING, [stage("poisson:1", None)], None)
 
     assert (none.knee, none.exit_code) == (None, ExitCode.GATE)
-    assert none.advice.startswith("no load met the goals; at poisson:1")
+    assert none.advice.startswith("no load up to poisson:1 is known to meet the goals; there: ")
+    assert knee_lines(limited) == ["knee: unknown, as the load generator was the limit"]
     assert (limited.knee, limited.exit_code) == (None, ExitCode.GATE)
     assert "another machine" in limited.advice
     assert (
         footnotes(limited)[0]
         == "UNKNOWN poisson:1: the load generator was the limit: it used 100% of a core"
     )
+
+
+@pytest.mark.parametrize(
+    ("is_met", "missed"), [((False, True), "poisson:1"), ((None, False), "poisson:2")]
+)
+def test_a_load_that_met_by_luck_or_is_unknown_is_not_said_to_have_missed(is_met, missed):
+    found = make_sweep(
+        SETTING, [stage("poisson:1", is_met[0]), stage("poisson:2", is_met[1])], None
+    )
+
+    assert found.knee is None
+    assert found.advice.startswith(f"no load up to {missed} is known to meet the goals; there: ")
+    assert knee_lines(found) == [
+        f"knee: none; {missed} missed the goals, and no lower load met them"
+    ]
 
 
 def bench(url, *args):
@@ -230,7 +246,7 @@ def test_a_search_finds_that_no_load_meets_goals_that_cannot_be_met(served, monk
     said = capsys.readouterr()
     assert "stage 3: constant:2 misses the goals" in said.err
     assert "stage 4" not in said.err, "a load that brings fewer than two requests tells nothing"
-    assert "knee: none of these loads met the goals" in said.out
+    assert "knee: none; constant:2 missed the goals, and no lower load met them" in said.out
 
 
 @pytest.mark.parametrize(
