@@ -114,18 +114,17 @@ def _per_request(found: Sequence[Values]) -> dict[str, Any]:
 
 
 def _block(unit: str, ordered: Sequence[float]) -> dict[str, Any]:
-    block: dict[str, Any] = {
+    return {
         "unit": unit,
         "avg": statistics.fmean(ordered),
         **{f"p{q}": percentile(ordered, q / 100) for q in _PERCENTILES},
         "min": ordered[0],
         "max": ordered[-1],
+        # Its page says of a sample, but its code takes the population's.
+        "std": statistics.pstdev(ordered),
         "count": len(ordered),
         "sum": sum(ordered),
     }
-    if len(ordered) > 1:
-        block["std"] = statistics.stdev(ordered)
-    return block
 
 
 def _of_the_run(
