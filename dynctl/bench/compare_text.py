@@ -8,6 +8,8 @@ from dynctl.bench.compare import Comparison
 from dynctl.bench.summary import METRIC_TITLES, MISSING, milliseconds, percent
 from dynctl.core.units import format_count
 
+MOST_REPEATS = 100
+"""More is no advice."""
 COLUMNS = ("figure", "A", "B", "change", "95% interval", "verdict")
 _TITLES = {
     "hit_rate": "KV hit rate",
@@ -151,4 +153,9 @@ def _longer(found: Comparison) -> str:
     if not wide:
         return f"with --repeat {fewest + 1}"
     # How far runs differ stays; half the interval shrinks with the root of their number.
-    return f"with about --repeat {math.ceil(max(fewest + 1, fewest * max(wide) ** 2))}"
+    needed = math.ceil(max(fewest + 1, fewest * max(wide) ** 2))
+    if needed > MOST_REPEATS:
+        return (
+            "with a longer --duration and more --repeat, as runs differ far more than the threshold"
+        )
+    return f"with about --repeat {needed}"

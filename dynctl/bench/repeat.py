@@ -18,7 +18,8 @@ from dynctl.bench.summary import MISSING, check_lines, percent
 from dynctl.errors import ExitCode
 
 SCHEMA = "dynctl.bench.repeat/1"
-MEANS = ("ttft_mean", "e2e_mean")
+MEANS = {"ttft_mean": "mean TTFT", "e2e_mean": "mean time end to end"}
+"""By these runs are said to agree or not."""
 MUCH = 0.1
 """Runs that differ by more have a cause worth looking for."""
 MOST_SHOWN = 5
@@ -120,22 +121,25 @@ def _advice(figures: Sequence[RunFigure], checks: Sequence[Check], num_runs: int
         yield f"{', '.join(missed)} misses its goal on average: dynctl bench show DIR/run-1 says what to do"
     if num_runs < 2:
         yield "one run says nothing about how far runs differ: repeat it more often"
-    of = {figure.figure: figure for figure in figures}
-    ttft = of.get("ttft_mean")
-    if ttft is not None and ttft.cv is not None and ttft.cv > MUCH:
+    known = [(f.cv, f) for f in figures if f.figure in MEANS and f.cv is not None]
+    if not known:
+        yield "fewer than two runs had a first token, so nothing says how far runs differ"
+        return
+    spread, most = max(known, key=lambda each: each[0])
+    if spread > MUCH:
         yield (
-            f"mean TTFT differs by {ttft.cv:.0%} from run to run: look for other traffic, or caches and queues that "
-            f"--warmup is too short to fill; {_smallest(ttft)}"
+            f"{MEANS[most.figure]} differs by {spread:.0%} from run to run: look for other traffic, runs of few requests, or caches "
+            f"and queues that --warmup is too short to fill; {_smallest(most, spread)}"
         )
-    yield f"runs agree; {_smallest(ttft)}" if ttft is not None else "no run had a first token"
+    yield f"runs agree; {_smallest(most, spread)}"
 
 
-def _smallest(ttft: RunFigure) -> str:
+def _smallest(figure: RunFigure, spread: float) -> str:
     """The change that a comparison of two such sets of runs would just tell."""
-    spread = (ttft.cv or 0.0) * student(2 * ttft.num - 2) * (2 / ttft.num) ** 0.5
+    least = spread * student(2 * figure.num - 2) * (2 / figure.num) ** 0.5
     return (
-        f"compared with another {ttft.num} runs (bench compare), a change of mean TTFT by less than about "
-        f"{max(spread, 0.001):.1%} would not be told"
+        f"compared with another {figure.num} runs (bench compare), a change of {MEANS[figure.figure]} by less than about "
+        f"{max(least, 0.001):.1%} would not be told"
     )
 
 

@@ -3,6 +3,7 @@
 import json
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -134,6 +135,28 @@ def test_runs_that_differ_much_are_said_to():
     assert "differs by 50% from run to run" in make_repeat(repeated(0.05, 0.10, 0.15)).advice
 
 
+def remade(run, change):
+    records = tuple(change(record) for record in run.records)
+    measured = Measured(records, 0.0, 10.0, ClientFacts(0.1, 0.5))
+    return Run(run.name, make_report(run.report.setting, measured), records)
+
+
+def test_runs_whose_answers_take_differently_long_do_not_agree():
+    runs = [remade(run, lambda r, at=at: replace(r, end_s=r.end_s + at))
+            for at, run in enumerate(repeated(0.1, 0.1, 0.1))]  # fmt: skip
+
+    assert make_repeat(runs).advice.startswith(
+        "mean time end to end differs by 88% from run to run"
+    )
+
+
+def test_one_run_with_first_tokens_says_nothing_of_how_far_runs_differ():
+    one, other = repeated(0.1, 0.1)
+    blank = remade(other, lambda r: replace(r, outcome="http 503", first_s=None, chunks=()))
+
+    assert make_repeat([one, blank]).advice.startswith("fewer than two runs had a first token")
+
+
 def test_a_goal_is_held_to_the_mean_over_runs():
     met, missed = (
         make_repeat(repeated(0.10, 0.12, slo=Slo(ttft_ms=goal))) for goal in (115.0, 105.0)
@@ -186,6 +209,8 @@ def test_repeated_runs_are_compared_by_how_far_they_differ():
     assert change.change == pytest.approx(120 / 110 - 1)
     assert noisy.exit_code is ExitCode.OK
     assert "run both with about --repeat" in compare_advice(noisy)
+    wild = compared(repeated(0.10, 0.30), repeated(0.11, 0.50), ttft_mean=0.01)
+    assert "run both with a longer --duration and more --repeat" in compare_advice(wild)
     assert clear.regressions == ("ttft_mean",)
     assert clear.exit_code is ExitCode.GATE
 
