@@ -207,6 +207,7 @@ class Connection(asyncio.Protocol):
         sink = call.sink
         try:
             sink.on_head(known.status, known.fields)
+            sink = call.sink  # nobody, where that ended the call
             sink.on_data(body)
         except Exception as error:  # noqa: BLE001 - one broken receiver must not harm the pool
             self._receiver_failed(call, sink, error)

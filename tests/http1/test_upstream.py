@@ -501,6 +501,31 @@ def test_cancel_inside_a_callback_stops_further_data(run):
     run(main)
 
 
+@pytest.mark.parametrize("end", ["cancel", "let_go"])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_who_ends_its_call_at_the_head_hears_nothing_of_the_body(run, end, is_known):
+    async def main():
+        answer = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc"
+        before = [answer] if is_known else []
+        async with scripted(*before, answer) as (port, _), pool_at(port) as pool:
+            for _ in before:
+                assert (await get(pool)).body == b"abc"
+            told = asyncio.Event()
+
+            class Content(Recorder):
+                def on_head(self, status, headers):
+                    super().on_head(status, headers)
+                    getattr(call, end)()
+                    told.set()
+
+            sink = Content()
+            call = pool.send("GET", "/", (), b"", sink)
+            await asyncio.wait_for(told.wait(), 60)
+            assert (sink.data, sink.num_ends, pool.num_active) == ([], 0, 0)
+
+    run(main)
+
+
 def test_cancel_while_connecting_frees_the_slot(run, server_at):
     async def main():
         async with server_at() as server, pool_at(server.port, max_connections=1) as pool:
