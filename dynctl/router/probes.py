@@ -222,8 +222,8 @@ class Probes:
     def _note_losses(self, worker: Worker, now_s: float) -> None:
         evidence, seen = self._of(worker)
         notes = self.notes.get(worker.id, EngineNotes())
-        # Who reads them anew counts anew.
-        seen.losses_s.extend([now_s] * (notes.num_lost - seen.num_lost))
+        # Who reads them anew counts anew; a host may say any number.
+        seen.losses_s.extend([now_s] * min(notes.num_lost - seen.num_lost, _MAX_LOSSES))
         if notes.num_orphans > seen.num_orphans:
             seen.orphaned_s = now_s
         seen.num_lost, seen.num_orphans = notes.num_lost, notes.num_orphans

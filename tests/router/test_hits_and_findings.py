@@ -335,6 +335,14 @@ def test_what_was_cached_before_anybody_read_of_it_has_no_other_name(new_every):
     assert "before its events were read" in finding.text
 
 
+def test_a_host_that_counts_losses_beyond_all_bounds_costs_no_memory():
+    scene = Scene("")
+    scene.notes.num_lost = 2**62
+
+    assert scene.seconds_until_named()[1] == "events_lost"
+    assert "100 times lately" in scene.probes.findings()[0].text
+
+
 def test_two_losses_that_were_made_up_for_are_no_finding():
     scene = Scene("")
     for begun_s in (0.0, 60.0, 120.0):
