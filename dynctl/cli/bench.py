@@ -101,7 +101,7 @@ def run(  # noqa: PLR0917 - one parameter per option
         slo=parse_slo(slo),
         block_size_tokens=block_size,
     )
-    check_series(course, repeat, wish)
+    check_series(course, repeat, gpus, wish)
     asked = asked_of(api, api_key_env, model, yes=yes)
     check_url(url)
     make_directory(out)

@@ -54,7 +54,7 @@ NumGpus = Annotated[
         "--gpus",
         min=1,
         max=100_000,
-        help="For figures per GPU; default: those of the deployment's plan.",
+        help="With several loads, for figures per GPU; default: those of the deployment's plan.",
     ),
 ]
 Duration = Annotated[str, typer.Option("--duration", help="How long is measured.")]

@@ -27,7 +27,9 @@ SEEDS_PER_RUN = 1000
 """Runs of one command have seeds of their own, so that none finds what another left in a cache."""
 
 
-def check_series(course: "Steps | Search | None", repeat: int, wish: "Wish") -> None:
+def check_series(
+    course: "Steps | Search | None", repeat: int, gpus: int | None, wish: "Wish"
+) -> None:
     """Refuse what does not go together, before anything is asked.
 
     Raises:
@@ -36,6 +38,11 @@ def check_series(course: "Steps | Search | None", repeat: int, wish: "Wish") -> 
     from dynctl.core.workload import Slo
 
     if course is None:
+        if gpus is not None:
+            raise UsageError(
+                "--gpus is for the knee of several loads, and one is given",
+                "leave it out, or add loads: --load poisson:1,2,4",
+            )
         return
     if repeat > 1:
         raise UsageError(

@@ -251,7 +251,7 @@ def test_a_search_finds_that_no_load_meets_goals_that_cannot_be_met(served, monk
 
 @pytest.mark.parametrize(
     ("args", "said"),
-    [(["--load", "sweep"], "--slo"), (["--load", "poisson:1,2", "--slo", "ttft=1", "--repeat", "2"], "exclude each other")],
+    [(["--load", "sweep"], "--slo"), (["--gpus", "2"], "of several loads"), (["--load", "poisson:1,2", "--slo", "ttft=1", "--repeat", "2"], "exclude each other")],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused_before_anything_is_sent(served, capsys, args, said):
     server = served()
