@@ -7,7 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from dynctl.cli.estimate import MAX_SIZE, EngineName, KvDtype, find_gpu, kv_bytes, read_named
+from dynctl.cli.estimate import (
+    MAX_SIZE,
+    DataSize,
+    EngineName,
+    ExpertSize,
+    KvDtype,
+    PipelineSize,
+    TensorSize,
+    find_gpu,
+    kv_bytes,
+    read_named,
+)
 from dynctl.cli.kept import CALIBRATION_PATH, read_calibration
 from dynctl.cli.options import finite
 from dynctl.cli.output import emit, say
@@ -30,12 +41,10 @@ def command(
         str, typer.Option("--model", help="A directory, config.json or shipped name.")
     ],
     gpu: Annotated[str, typer.Option("--gpu", help="What the engine ran on, such as h100-sxm.")],
-    tp: Annotated[int, typer.Option("--tp", min=1, max=MAX_SIZE, help="Tensor-parallel size.")] = 1,
-    pp: Annotated[int, typer.Option("--pp", min=1, max=MAX_SIZE, help="Pipeline stages.")] = 1,
-    dp: Annotated[
-        int, typer.Option("--dp", min=1, max=MAX_SIZE, help="Attention data-parallel ranks.")
-    ] = 1,
-    ep: Annotated[int, typer.Option("--ep", min=1, max=MAX_SIZE, help="Expert-parallel size.")] = 1,
+    tp: TensorSize = 1,
+    pp: PipelineSize = 1,
+    dp: DataSize = 1,
+    ep: ExpertSize = 1,
     replicas: Annotated[
         int,
         typer.Option("--replicas", min=1, max=MAX_SIZE, help="Equal engines that shared the load."),

@@ -78,6 +78,12 @@ def goal(value: float | None) -> float | None:
     return value
 
 
+TensorSize = Annotated[int, typer.Option("--tp", min=1, max=MAX_SIZE, help="Tensor-parallel size.")]
+PipelineSize = Annotated[int, typer.Option("--pp", min=1, max=MAX_SIZE, help="Pipeline stages.")]
+DataSize = Annotated[
+    int, typer.Option("--dp", min=1, max=MAX_SIZE, help="Attention data-parallel ranks.")
+]
+ExpertSize = Annotated[int, typer.Option("--ep", min=1, max=MAX_SIZE, help="Expert-parallel size.")]
 Concurrency = Annotated[
     float | None,
     typer.Option("--concurrency", callback=finite, help="Users that each wait for their answer."),
@@ -135,12 +141,10 @@ def command(  # noqa: PLR0917 - an option each
         ),
     ] = "",
     gpu: Annotated[str, typer.Option("--gpu", help="Such as h100-sxm, or a product name.")] = "",
-    tp: Annotated[int, typer.Option("--tp", min=1, max=MAX_SIZE, help="Tensor-parallel size.")] = 1,
-    pp: Annotated[int, typer.Option("--pp", min=1, max=MAX_SIZE, help="Pipeline stages.")] = 1,
-    dp: Annotated[
-        int, typer.Option("--dp", min=1, max=MAX_SIZE, help="Attention data-parallel ranks.")
-    ] = 1,
-    ep: Annotated[int, typer.Option("--ep", min=1, max=MAX_SIZE, help="Expert-parallel size.")] = 1,
+    tp: TensorSize = 1,
+    pp: PipelineSize = 1,
+    dp: DataSize = 1,
+    ep: ExpertSize = 1,
     role: Annotated[
         EstimateRole, typer.Option("--role", help="What the engine does.")
     ] = EstimateRole.AGGREGATED,
