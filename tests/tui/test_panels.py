@@ -403,7 +403,7 @@ def test_help_of_a_replay_has_its_keys_on_the_smallest_screen(make_view):
     view = replace(make_view(choices=Choices(is_helping=True)), playing=Playing(1.0, 2.0))
     drawn = [plain(found) for found in compose(view, 80, 24)]
 
-    for name, told in (*PLAYS, *ACTIONS, QUIT):
+    for name, told in (*PLAYS, *ACTIONS, QUIT, *MARKS):
         assert any(name in text and told in text for text in drawn), name
     assert not any("hold the picture" in text for text in drawn)
 

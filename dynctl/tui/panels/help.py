@@ -28,7 +28,9 @@ def rows(view: View, width: int, height: int) -> list[Line]:
     told = [*chosen, *ACTIONS, QUIT]
     keys = [line(f"  {shown:<9}", text) for shown, text in told]
     half = (len(keys) + 1) // 2
-    drawn = [line(Span(" keys", "title")), *beside(keys[:half], keys[half:], width)]
-    drawn += [line(), line(Span(" reading it", "title"))]
-    drawn += [line(f"  {mark:<12}", text) for mark, text in MARKS]
-    return drawn[:height]
+    above = beside(keys[:half], keys[half:], width)
+    below = [line(Span(" reading it", "title"))]
+    below += [line(f"  {mark:<12}", text) for mark, text in MARKS]
+    if len(above) + len(below) + 2 > height:
+        return [*above, *below][:height]
+    return [line(Span(" keys", "title")), *above, line(), *below]
