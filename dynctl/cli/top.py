@@ -6,6 +6,7 @@ IO: ssh, terminal, files.
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from dynctl.core.snapshot import Snapshot
     from dynctl.telemetry.look import Look
     from dynctl.telemetry.recorder import Recorder
+    from dynctl.telemetry.recording import Playing
     from dynctl.telemetry.watch import Watched
     from dynctl.tui.dashboard import Dashboard
 
@@ -203,7 +205,7 @@ async def _once(wanted: Inventory, hosts: list[str], output: Output) -> None:
     _check(snapshot)
 
 
-def _print(look: "Look", output: Output) -> None:
+def _print(look: "Look", output: Output, playing: "Playing | None" = None) -> None:
     from dynctl.tui.once import document, text
     from dynctl.tui.view import View
 
@@ -213,7 +215,8 @@ def _print(look: "Look", output: Output) -> None:
     elif output is Output.JSONL:
         emit(_line(document(look.overview, events)))
     else:
-        emit(text(View(look.overview, look.ledger.trends, events), ONCE_WIDTH))
+        view = View(look.overview, look.ledger.trends, events, playing=playing)
+        emit(text(view, ONCE_WIDTH))
 
 
 async def _stream(wanted: Inventory, hosts: list[str], recorder: "Recorder | None") -> None:
@@ -264,8 +267,9 @@ def _replay(path: Path, at: str | None, speed: float, *, once: bool, output: Out
             at_s = place_s(at, tape.header.started_unix_s, begin_s, end_s)
         player = Player(tape, at_s, speed)
         if once or output is Output.JSONL:
+            place = replace(player.playing, is_playing=False, is_seeking=False)
             for look in player.all_looks():
-                _print(look, output)
+                _print(look, output, place)
                 if once:
                     break
             if tape.is_cut:

@@ -161,7 +161,10 @@ def test_a_replay_prints_its_last_look_or_the_one_at_a_time(recorded, capsys):
     assert found["deployments"][0]["slo"] == {"ttft_ms": 500.0, "itl_ms": None}
 
     assert run(["top", "--replay", str(recorded), "--once"]) == 0
-    assert "chat-prefill-0" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "chat-prefill-0" in shown
+    assert "■ end 0:00:28/0:00:28" in shown
+    assert "live" not in shown
 
 
 def test_a_replay_goes_into_a_pipe_as_documents(recorded, capsys):
