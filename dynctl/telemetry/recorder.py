@@ -17,11 +17,15 @@ from typing import IO, Self
 
 import dynctl
 from dynctl.core.snapshot import Snapshot
+from dynctl.core.units import format_bytes
 from dynctl.errors import UsageError
 from dynctl.files import reason
 from dynctl.telemetry.answers import Answers, Asks, num_decisions
 from dynctl.telemetry.figures import Goals
 from dynctl.telemetry.recording import (
+    MAX_LINE_BYTES,
+    MAX_LINES,
+    MAX_PART_BYTES,
     SCHEMA,
     Entry,
     Header,
@@ -57,8 +61,9 @@ class Recorder:
         self.num_snapshots = 0
         self._limit_bytes = limit_bytes
         self._clock = clock
-        self._has_entries = False
-        """Of this part."""
+        self._num_lines = 0
+        """Of this part, like its bytes before compression."""
+        self._num_bytes = 0
         self._salt = secrets.token_bytes(16)
         self._started_s = clock()
         self._header = Header(
@@ -109,19 +114,35 @@ class Recorder:
         if self.failure:
             return
         line = encode(entry)
+        if len(line) > min(self._limit_bytes // 2, MAX_LINE_BYTES):
+            self.failure = f"a line of {format_bytes(len(line))} is more than it can hold"
+            self.close()
+            return
         try:
-            # Compressed it takes less; what is promised is only that it never takes more.
-            if self._raw.tell() + len(line) > self._limit_bytes // 2 and self._has_entries:
+            if self._has_no_room(len(line)):
                 self._close_part()
                 self.path.replace(older_part(self.path))
                 self._begin_part()
-            self._out.write(line)
-            self._has_entries = True
+            self._put(line)
             # What was written is in the file even if this process is killed now.
             self._out.flush()
         except OSError as error:
             self.failure = reason(error)
             self.close()
+
+    def _has_no_room(self, num_bytes: int) -> bool:
+        """Whether a line would make this part larger than promised, or than what is read again."""
+        # Compressed it takes less; what is promised is only that it never takes more.
+        return (
+            self._raw.tell() + num_bytes > self._limit_bytes // 2
+            or self._num_lines >= MAX_LINES
+            or self._num_bytes + num_bytes > MAX_PART_BYTES
+        )
+
+    def _put(self, line: bytes) -> None:
+        self._out.write(line)
+        self._num_lines += 1
+        self._num_bytes += len(line)
 
     def _begin_part(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -129,9 +150,9 @@ class Recorder:
         self._out: IO[bytes] = self._raw
         if is_compressed(self.path):
             self._out = gzip.GzipFile("", "wb", GZIP_LEVEL, self._raw, mtime=0)  # type: ignore[assignment]
-        self._has_entries = False
+        self._num_lines = self._num_bytes = 0
         self._header = replace(self._header, part=self._header.part + 1)
-        self._out.write(encode(self._header))
+        self._put(encode(self._header))
         self._out.flush()
 
     def _close_part(self) -> None:

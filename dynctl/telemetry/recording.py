@@ -23,6 +23,10 @@ from dynctl.telemetry.traces import MAX_TEXT_CHARS, Told
 SCHEMA = "dynctl.recording/1"
 NOT_RECORDED = "not in a recording: it may hold prompts or keys"
 MAX_LINE_BYTES = 16 * 2**20
+MAX_PART_BYTES = 16 * 2**30
+"""Of one part, unpacked."""
+MAX_LINES = 1_000_000
+"""Of one part, its header included."""
 MOST = 1e18
 """No figure of a cluster is larger."""
 MOST_UNIX_S = 1e11

@@ -20,6 +20,8 @@ from dynctl.files import reason
 from dynctl.telemetry.recorder import older_part
 from dynctl.telemetry.recording import (
     MAX_LINE_BYTES,
+    MAX_LINES,
+    MAX_PART_BYTES,
     DamagedError,
     Entry,
     Header,
@@ -28,9 +30,6 @@ from dynctl.telemetry.recording import (
     decode_stamp,
 )
 
-MAX_PART_BYTES = 16 * 2**30
-"""Unpacked."""
-MAX_LINES = 1_000_000
 _GZIP_MAGIC = b"\x1f\x8b"
 _FIRST_ENTRY_LINE = 2
 _CUT = b"\0"

@@ -49,6 +49,26 @@ def test_two_parts_are_never_larger_than_the_limit_and_hold_the_newest(record, s
     assert last.snapshot.taken_unix_s == 1.7e9 + 499
 
 
+@pytest.mark.parametrize(("name", "most"), [("MAX_LINES", 20), ("MAX_PART_BYTES", 20_000)])
+def test_no_part_grows_beyond_what_is_read_again(record, snapshot, monkeypatch, name, most):
+    monkeypatch.setattr(f"dynctl.telemetry.recorder.{name}", most)
+    monkeypatch.setattr(f"dynctl.telemetry.tape.{name}", most)
+    path = record([snapshot(tick) for tick in range(1, 101)])
+
+    with Tape(path) as tape:
+        assert tape.header.part > 2
+        assert tape.entry(tape.snapshots[-1]).snapshot.taken_unix_s == 1.7e9 + 100
+
+
+def test_a_line_for_which_the_limit_is_too_small_ends_the_recording(tmp_path, snapshot):
+    path = tmp_path / "r.jsonl"
+    with Recorder(path, 1000, "c", {}) as recorder:
+        recorder.take(snapshot(1))
+
+    assert recorder.failure.startswith("a line of ")
+    assert path.stat().st_size <= 500
+
+
 def test_nothing_is_overwritten(record, snapshot):
     path = record([snapshot(1)])
 
