@@ -25,7 +25,7 @@ class _Known:
 
     full: Lasting = field(default_factory=lambda: Lasting(BEGINS_S, ENDS_S))
     preempts: Lasting = field(default_factory=lambda: Lasting(BEGINS_S, ENDS_S))
-    silent: Lasting = field(default_factory=lambda: Lasting(0.0, 0.0))
+    silent: Lasting = field(default_factory=lambda: Lasting(0.0, BEGINS_S))
     failed_total: float | None = None
     num_failed: float = 0.0
     """Not told yet."""
@@ -82,7 +82,7 @@ def _silence(known: _Known, engine: EngineFigures, is_answering: bool, now_s: fl
             host = clean(engine.host_name, 40)
             yield BAD, f"no figures for {engine.age_s:.0f} s, though {host} answers"
         else:
-            yield NOTE, f"figures again, after {_lasted(known.silent, now_s)}"
+            yield NOTE, f"figures again, after {_lasted(known.silent)}"
 
 
 def _fullness(known: _Known, engine: EngineFigures, now_s: float) -> Told:
@@ -91,7 +91,7 @@ def _fullness(known: _Known, engine: EngineFigures, now_s: float) -> Told:
         if known.full.is_on:
             yield BAD, f"{ratio * 100:.0f}% of its KV memory in use for {BEGINS_S:.0f} s"
         else:
-            lasted = _lasted(known.full, now_s)
+            lasted = _lasted(known.full)
             yield NOTE, f"{ratio * 100:.0f}% of its KV memory in use, after {lasted} of more"
 
 
@@ -101,7 +101,7 @@ def _preemptions(known: _Known, engine: EngineFigures, now_s: float) -> Told:
         if known.preempts.is_on:
             yield BAD, f"preempts {rate:.1f} requests a second for lack of KV memory"
         else:
-            yield NOTE, f"preempts no more, after {_lasted(known.preempts, now_s)}"
+            yield NOTE, f"preempts no more, after {_lasted(known.preempts)}"
 
 
 def _transfers(known: _Known, engine: EngineFigures, now_s: float) -> Told:
@@ -118,5 +118,5 @@ def _transfers(known: _Known, engine: EngineFigures, now_s: float) -> Told:
         known.num_failed, known.failed_told_s = 0.0, now_s
 
 
-def _lasted(lasting: Lasting, now_s: float) -> str:
-    return format_seconds(now_s - lasting.since_s)
+def _lasted(lasting: Lasting) -> str:
+    return format_seconds(lasting.lasted_s)

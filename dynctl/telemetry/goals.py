@@ -52,7 +52,7 @@ class GoalWatch:
                     text = (
                         _missed(name, found, goal_ms, within, _slowest(overview, deployment, name))
                         if course.is_on
-                        else _met(name, found, goal_ms, now_s - course.since_s)
+                        else _met(name, found, goal_ms, course.lasted_s)
                     )
                     mark = BAD if course.is_on else NOTE
                     yield Event(overview.taken_unix_s, mark, clean(deployment.name, 40), text)

@@ -12,8 +12,10 @@ class Lasting:
     ends_s: float
     """… and otherwise for this long."""
     is_on: bool = False
-    since_s: float = 0.0
-    """Since when it is so; of one that just ended: since when it was."""
+    lasted_s: float = 0.0
+    """How long the last one that ended was so."""
+    _since_s: float = 0.0
+    """Since when it is so."""
     _turns_since_s: float | None = None
     """Since when it looks otherwise than `is_on` says; None: it does not."""
 
@@ -27,6 +29,9 @@ class Lasting:
         if now_s - self._turns_since_s < (self.begins_s if looks_on else self.ends_s):
             return False
         if looks_on:
-            self.since_s = self._turns_since_s
+            self._since_s = self._turns_since_s
+        else:
+            # What it took to be sure that it is over is no part of it.
+            self.lasted_s = self._turns_since_s - self._since_s
         self.is_on, self._turns_since_s = looks_on, None
         return True

@@ -31,7 +31,7 @@ def test_full_kv_memory_is_told_after_ten_seconds_and_over_after_thirty(snapshot
 
     assert told(taken) == {
         "! chat-0 97% of its KV memory in use for 10 s": 30,
-        "· chat-0 50% of its KV memory in use, after 1m00s of more": 80,
+        "· chat-0 50% of its KV memory in use, after 30.0 s of more": 80,
     }
 
 
@@ -64,12 +64,18 @@ def test_a_restart_fails_no_transfers(snapshot):
 
 
 def test_an_engine_whose_figures_stop_is_told_and_when_they_come_back(snapshot):
-    taken = course(snapshot, 40, age_s=lambda t: float(max(0, t - 10)) if t < 30 else 0.0)
+    taken = course(snapshot, 50, age_s=lambda t: float(max(0, t - 10)) if t < 30 else 0.0)
 
     assert told(taken) == {
         "! chat-0 no figures for 6 s, though gpu-01 answers": 16,
-        "· chat-0 figures again, after 14.0 s": 30,
+        "· chat-0 figures again, after 14.0 s": 40,
     }
+
+
+def test_figures_that_come_late_again_and_again_are_told_once(snapshot):
+    assert list(told(course(snapshot, 100, age_s=lambda t: float(t % 8)))) == [
+        "! chat-0 no figures for 6 s, though gpu-01 answers"
+    ]
 
 
 def test_of_a_lost_host_only_the_host_is_told(snapshot):
