@@ -5,6 +5,7 @@ begins: the newest half at least is always there.
 """
 
 import asyncio
+import contextlib
 import gzip
 import os
 import secrets
@@ -120,9 +121,7 @@ class Recorder:
             return
         try:
             if self._has_no_room(len(line)):
-                self._close_part()
-                self.path.replace(older_part(self.path))
-                self._begin_part()
+                self._next_part()
             self._put(line)
             # What was written is in the file even if this process is killed now.
             self._out.flush()
@@ -144,7 +143,19 @@ class Recorder:
         self._num_lines += 1
         self._num_bytes += len(line)
 
+    def _next_part(self) -> None:
+        self._close_part()
+        older = older_part(self.path)
+        self.path.replace(older)
+        try:
+            self._begin_part()
+        except OSError:
+            # What there is keeps the name that is asked for.
+            older.replace(self.path)
+            raise
+
     def _begin_part(self) -> None:
+        """Begin a file; one that cannot hold a header is none."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         self._raw: IO[bytes] = os.fdopen(os.open(self.path, flags, 0o600), "wb")
         self._out: IO[bytes] = self._raw
@@ -152,8 +163,14 @@ class Recorder:
             self._out = gzip.GzipFile("", "wb", GZIP_LEVEL, self._raw, mtime=0)  # type: ignore[assignment]
         self._num_lines = self._num_bytes = 0
         self._header = replace(self._header, part=self._header.part + 1)
-        self._put(encode(self._header))
-        self._out.flush()
+        try:
+            self._put(encode(self._header))
+            self._out.flush()
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._close_part()
+            self.path.unlink()
+            raise
 
     def _close_part(self) -> None:
         try:

@@ -19,7 +19,11 @@ def save(directory: Path, stem: str, suffix: str, content: str) -> Path:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         except FileExistsError:
             continue
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(content)
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                file.write(content)
+        except OSError:
+            path.unlink()
+            raise
         return path
     raise FileExistsError(0, f"{stem} has been written {MOST_TRIES} times", str(directory))

@@ -1,7 +1,9 @@
 """Writing recordings: bounds, what ends them, and what is asked beside snapshots."""
 
 import asyncio
+import contextlib
 import gzip
+import resource
 import stat
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from dynctl.errors import UsageError
 from dynctl.telemetry.answers import Answers
 from dynctl.telemetry.recorder import Recorded, Recorder
+from dynctl.telemetry.recording import MAX_LINES
 from dynctl.telemetry.tape import Tape
 from dynctl.telemetry.traces import Told
 
@@ -96,6 +99,41 @@ def test_a_disk_that_fails_ends_the_recording_and_not_the_watch(tmp_path, snapsh
     assert recorder.failure == "No such file or directory"
     assert 0 < recorder.num_snapshots < 1999
     recorder.close()
+
+
+@contextlib.contextmanager
+def full_disk():
+    """No file can hold anything."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("name", ["r.jsonl", "r.jsonl.gz"])
+def test_on_a_full_disk_no_recording_is_begun_and_none_is_left(tmp_path, name):
+    with full_disk(), pytest.raises(UsageError, match=r"cannot record to .*: File too large"):
+        Recorder(tmp_path / name, 10_000, "c", {})
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["r.jsonl", "r.jsonl.gz"])
+def test_what_was_recorded_keeps_its_name_where_no_part_can_follow(tmp_path, snapshot, name):
+    path = tmp_path / name
+    with Recorder(path, 10_000, "c", {}) as recorder:
+        recorder.take(snapshot(1))
+        # So that the next line begins a part.
+        recorder._num_lines = MAX_LINES
+        with full_disk():
+            recorder.take(snapshot(2))
+
+        assert recorder.failure == "File too large"
+    assert list(tmp_path.iterdir()) == [path]
+    with Tape(path) as tape:
+        assert len(tape.snapshots) == 1
 
 
 class Watched:

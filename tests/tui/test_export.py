@@ -1,5 +1,6 @@
 """A screen as text, as a picture, and its row; where files go."""
 
+import resource
 import stat
 from xml.etree import ElementTree as ET
 
@@ -70,3 +71,15 @@ def test_a_link_is_not_followed_and_a_full_row_of_names_is_an_error(tmp_path):
         (tmp_path / f"top-{number}.txt").touch()
     with pytest.raises(OSError, match="100 times"):
         save(tmp_path, "top", ".txt", "x")
+
+
+def test_what_a_full_disk_cuts_off_is_not_left(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            save(tmp_path, "top", ".txt", "a longer screen")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert list(tmp_path.iterdir()) == []
