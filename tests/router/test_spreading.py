@@ -239,6 +239,7 @@ class Begun:
         return self.is_over
 
 
+@pytest.mark.source
 @pytest.mark.parametrize(
     ("state", "is_begun"),
     [
@@ -270,6 +271,7 @@ def test_nothing_is_copied_while_anybody_waits_or_caches_do_not_decide(state, is
     assert len(group.names) == (2 if is_begun else len(begun))
 
 
+@pytest.mark.source
 def test_nothing_is_looked_at_where_both_are_switched_off(run):
     async def main():
         settings = make_settings({"warm_prefixes": 0, "warm_idle": 0})
