@@ -98,6 +98,8 @@ class Comparison:
     """Figures that are worse by more than the threshold they were given."""
     num_runs: tuple[int, int] = (1, 1)
     """That count on each side."""
+    have_same_prompts: bool = False
+    """Whether one server was sent prompts of one seed on both sides."""
     definitions: dict[str, str] = field(default_factory=lambda: DEFINITIONS)
 
     @property
@@ -159,7 +161,14 @@ def compare(before: Stored, after: Stored, thresholds: Mapping[str, float]) -> C
         changes,
         tuple(change.figure for change in changes if change.is_regression),
         (len(before.sound), len(after.sound)),
+        bool(_prompts(before) & _prompts(after)),
     )
+
+
+def _prompts(stored: Stored) -> set[tuple[str, int]]:
+    """What names the prompts a server was sent; those of runs that are left out as well."""
+    settings = [run.report.setting for run in stored.runs]
+    return {(setting.url, setting.seed) for setting in settings}
 
 
 def _changes(

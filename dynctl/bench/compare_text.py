@@ -87,9 +87,9 @@ def footnotes(found: Comparison) -> list[str]:
         f"INVALID: the load generator of {name} was the limit: {why}"
         for name, why in found.client_limited.items()
     ]
-    if not {"seed", "url"} & found.differs.keys():
+    if found.have_same_prompts:
         notes.append(
-            "both runs sent the same prompts to the same server, so the later one may have found them cached: "
+            "both sent the same prompts to the same server, so the later one may have found them cached: "
             "leave --seed out"
         )
     for change in found.changes:

@@ -10,6 +10,7 @@ import pytest
 from dynctl.bench.changes import Run, Verdict
 from dynctl.bench.compare import Stored, compare
 from dynctl.bench.compare_text import advice as compare_advice
+from dynctl.bench.compare_text import footnotes as compare_footnotes
 from dynctl.bench.record import Record
 from dynctl.bench.repeat import columns, footnotes, make_repeat, rows
 from dynctl.bench.repeats import changed_between, over_runs
@@ -213,6 +214,19 @@ def test_repeated_runs_are_compared_by_how_far_they_differ():
     assert "run both with a longer --duration and more --repeat" in compare_advice(wild)
     assert clear.regressions == ("ttft_mean",)
     assert clear.exit_code is ExitCode.GATE
+
+
+def test_prompts_that_only_some_runs_have_in_common_may_have_been_cached():
+    three, others = (
+        repeated(0.10, 0.11, 0.12),
+        [made("run-1", 0.1, seed=8), made("run-2", 0.1, seed=9)],
+    )
+    warnings = [
+        [note for note in compare_footnotes(compared(three, after)) if "same prompts" in note]
+        for after in (repeated(0.10, 0.11), three[2:], others)
+    ]
+
+    assert [len(each) for each in warnings] == [1, 1, 0]
 
 
 def test_p99_of_few_requests_is_judged_where_runs_were_repeated():
