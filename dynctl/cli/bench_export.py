@@ -38,7 +38,8 @@ def command(
 ) -> None:
     """Write a stored result to stdout in a form that other tools read.
 
-    csv and jsonl: of a run a row per request (warm-up marked), of a repeat a row per run, of a sweep a row per load.
+    csv and jsonl: of a run a row per request (warm-up marked), of a repeat a row per run, of a sweep a row per load. In csv a
+    text that a spreadsheet would take for a formula begins with an apostrophe.
 
     aiperf-json is profile_export_aiperf.json (its schema 1.4) and aiperf-jsonl is
     profile_export.jsonl, both of the measured requests and by AIPerf's definitions: latencies from sending.
@@ -82,8 +83,14 @@ def _flat(rows: "list[Row]", form: Format) -> str:
     writer = csv.writer(text, lineterminator="\n")
     if rows:
         writer.writerow(rows[0])
-        writer.writerows(row.values() for row in rows)
+        writer.writerows(map(_cell, row.values()) for row in rows)
     return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    """A value for a spreadsheet, to which what a server said is no formula."""
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@"))
+    return f"'{value}" if is_formula else value
 
 
 def _json_lines(rows: "list[Row]") -> str:

@@ -78,6 +78,16 @@ def test_csv_has_a_row_per_request_that_reads_back(stored, capsys):
     assert found[2]["error"] == "no engine, not one"
 
 
+def test_what_a_server_said_is_no_formula_to_a_spreadsheet(stored, capsys):
+    said = '=HYPERLINK("http://x")'
+    where = stored([answered(0), replace(failed(1), error=said)])
+    rows = list(csv.DictReader(io.StringIO(exported(capsys, where, "csv"))))
+    lines = exported(capsys, where, "jsonl").splitlines()
+
+    assert [row["error"] for row in rows] == ["", f"'{said}"]
+    assert json.loads(lines[1])["error"] == said
+
+
 def test_jsonl_has_the_same_columns(stored, capsys):
     where = stored([answered(0), failed(1)])
     found = [json.loads(line) for line in exported(capsys, where, "jsonl").splitlines()]
