@@ -76,7 +76,10 @@ def flag_faults(engine: EngineSpec, limits: Limits) -> Iterator[FlagFault]:
             continue
         count, limit = _count(engine.kind, flag, text), getattr(limits, key)
         if not count and text not in _LEFT_OPEN.get(flag, ()):
-            hint = "write 8192, or 8k for 8000" if flag in _IN_TOKENS else "write it as 64"
+            takes_units = _takes_units(engine.kind, flag)
+            hint = (
+                "write 8192, or 8k for 8000" if takes_units else "write it in digits alone, as 64"
+            )
             yield FlagFault(
                 ("args", name), f"{flag} {text!r} is no whole number of 1 or more", hint
             )
@@ -106,7 +109,11 @@ def _given(engine: EngineSpec, flag: str) -> tuple[str, str | None]:
 
 
 def _count(kind: str, flag: str, text: str) -> int | None:
-    return engine_count(text) if flag in _IN_TOKENS and kind == "vllm" else whole(text)
+    return engine_count(text) if _takes_units(kind, flag) else whole(text)
+
+
+def _takes_units(kind: str, flag: str) -> bool:
+    return flag in _IN_TOKENS and kind == "vllm"
 
 
 def _share(text: str) -> float | None:

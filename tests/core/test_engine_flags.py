@@ -76,6 +76,14 @@ def test_a_flag_the_engine_could_not_read_or_would_take_instead_is_a_fault(args,
     assert fault.hint
 
 
+def test_no_engine_is_advised_a_number_it_cannot_read():
+    args = (("max-model-len", "8k"),)
+
+    (fault,) = flag_faults(EngineSpec("sim", args=args), Limits())
+    assert fault.hint == "write it in digits alone, as 64"
+    assert not list(flag_faults(vllm(*args), Limits()))
+
+
 @pytest.mark.parametrize(
     ("args", "limits"),
     [([("max-model-len", "auto")], Limits()), ([("max-model-len", "-1")], Limits()), ([("max-model-len", "16k")], Limits(max_model_len_tokens=16000)),
