@@ -1,6 +1,6 @@
 """A run that was repeated → each figure with its spread between runs, goals, and what a comparison could tell. Pure.
 
-Not here: playing (`cli.bench_repeat`), how figures of two sets of runs compare (`compare`).
+Not here: playing (`cli.bench_series`), how figures of two sets of runs compare (`compare`).
 """
 
 import statistics

@@ -1,6 +1,6 @@
 """Loads one after the other → the highest that meets the goals (the knee), what ends it, and what to do. Pure.
 
-Not here: playing (`cli.bench_sweep`), what a load is (`arrivals`), when a goal is met (`report`).
+Not here: playing (`cli.bench_series`), what a load is (`arrivals`), when a goal is met (`report`).
 """
 
 import math
@@ -28,7 +28,7 @@ DEFINITIONS = {
     "met": "all goals at p99 hold, and at most 1% of requests failed; null where the load generator was the limit",
     "knee": "the highest load that met the goals, below the lowest that missed them",
     "is_bounded": "whether a higher load missed the goals: else the knee is at least this",
-    "per_gpu": "over the GPUs of the deployment's plan, or of --gpus; null where neither is known",
+    "per_gpu": "over the GPUs of --gpus, else of the deployment's plan; null where neither is known",
 }
 
 
