@@ -31,8 +31,8 @@ MOST = 1e18
 """No figure of a cluster is larger."""
 MOST_UNIX_S = 1e11
 """What a calendar can show."""
-MAX_NAMES = 4096
-"""Hosts, and engines and routers of one."""
+MAX_HOSTS, MAX_UNITS = 4096, 16_384
+"""Of a snapshot; a course is kept of every engine."""
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 
@@ -152,9 +152,9 @@ def decode_entry(line: bytes) -> Entry:
         if not 0.0 <= entry.snapshot.taken_unix_s <= MOST_UNIX_S:
             raise DamagedError("its snapshot is of no time")
         hosts = entry.snapshot.hosts
-        most = max((len(h.units) + len(h.engines) + len(h.routers) for h in hosts), default=0)
-        if max(len(hosts), most) > MAX_NAMES:
-            raise DamagedError(f"its snapshot has more than {MAX_NAMES} hosts, or units of one")
+        num_units = sum(len(h.units) + len(h.engines) + len(h.routers) for h in hosts)
+        if len(hosts) > MAX_HOSTS or num_units > MAX_UNITS:
+            raise DamagedError(f"its snapshot has more than {MAX_HOSTS} hosts or {MAX_UNITS} units")
     return entry
 
 

@@ -157,10 +157,12 @@ def test_figures_nothing_can_be_drawn_of_are_refused(snapshot, change):
 
 
 def test_times_no_calendar_has_and_crowds_are_refused(snapshot):
+    crowded = damaged(snapshot(1), units=snapshot(1).hosts[0].units * 1500)
     for taken in (
         replace(snapshot(1), taken_unix_s=1e15),
         replace(snapshot(1), taken_unix_s=-1.0),
         replace(snapshot(1), hosts=snapshot(1).hosts * 5000),
+        replace(snapshot(1), hosts=crowded.hosts * 6),
     ):
         with pytest.raises(DamagedError):
             decode_entry(encode(Entry(1.0, snapshot=taken)))
