@@ -32,7 +32,7 @@ NUM_EVENTS = 5
 ONCE_SAMPLES = 3
 """Rates need two samples of every engine; agents scrape at their own pace, so one more is taken."""
 MIB = 2**20
-LEAST_RECORDING_MIB = 1
+LEAST_RECORDING_MIB, RECORDING_MIB = 1, 256
 CUT = "the recording ends in the middle of a line: it was not ended properly"
 
 
@@ -65,7 +65,7 @@ def command(  # noqa: PLR0917 - one parameter per option
             max=1_000_000,
             help="The most a recording takes, FILE and FILE.1 together; the oldest goes.",
         ),
-    ] = 256,
+    ] = RECORDING_MIB,
     replay: Annotated[
         Path | None, typer.Option(help="Show a recording instead of a cluster; asks no host.")
     ] = None,
@@ -97,6 +97,8 @@ def command(  # noqa: PLR0917 - one parameter per option
 
     if output is Output.JSON and not once:
         raise UsageError("-o json needs --once", "dynctl top --once -o json, or -o jsonl")
+    if record is None and record_mib != RECORDING_MIB:
+        raise UsageError("--record-mib is of a recording that is written", "add --record FILE")
     if replay is not None:
         if record is not None or local or limit is not None:
             raise UsageError("--replay asks no host", "leave out --record, --local and --limit")

@@ -196,6 +196,7 @@ def test_a_replay_asks_for_no_inventory(recorded, tmp_path, monkeypatch, capsys)
         ["--replay", "/dev/null", "--once"],
         ["--at", "03:07"],
         ["--speed", "2"],
+        ["--record-mib", "5"],
         ["--record", "x", "--once"],
         ["--record", "R"],
         ["--record", "/missing/x"],
