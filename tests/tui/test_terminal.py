@@ -41,9 +41,10 @@ class Terminal:
         self.main, program = pty.openpty()
         fcntl.ioctl(self.main, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
         self.before = termios.tcgetattr(program)
+        inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "dynctl", *args], stdin=program, stdout=program, stderr=program,
-            env={**os.environ, "TERM": "xterm-256color", "COLORTERM": "", **env}, start_new_session=True,
+            env={**inherited, "TERM": "xterm-256color", "COLORTERM": "", **env}, start_new_session=True,
         )  # fmt: skip
         self.program = program
         self.written = b""
