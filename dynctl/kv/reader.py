@@ -28,8 +28,8 @@ _RESUBSCRIBE_S = 0.25
 _HWM = 20_000
 _SLICE = 100
 """Messages taken before other engines have their turn, …"""
-_SLICE_BYTES = 4 * 1024
-"""… or so many bytes, if that is less: some 60 blocks."""
+_SLICE_BYTES = 16 * 1024
+"""… or so many bytes, if that is less: some 240 blocks. A quarter of it cost a tenth more time for each."""
 _MAX_SEQ = 2**56
 """No engine counts so far: eight letters where a number should be, from messages put together."""
 BEHIND_S = 2.0
