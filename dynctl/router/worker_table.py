@@ -32,6 +32,8 @@ _MOST_CROWDED: Final = 2.0
 
 _FADE_AFTER_S: Final = 5.0
 _MAX_UNIT: Final = 1e12
+_MAX_AGE: Final = 700.0
+"""In which growing units are still numbers; what engines had before so long is nothing, however much it was."""
 _MAX_SPREAD: Final = 4096
 
 
@@ -115,7 +117,7 @@ class WorkerTable:
         """What a request made now weighs in `Worker.recent`: units grow, so that nothing has to be aged."""
         if self._recent_base_s is None:
             self._recent_base_s = now_s
-        unit = math.exp((now_s - self._recent_base_s) / _RECENT_S)
+        unit = math.exp(min((now_s - self._recent_base_s) / _RECENT_S, _MAX_AGE))
         if unit > _MAX_UNIT:
             for worker in self._workers.values():
                 worker.recent /= unit

@@ -359,7 +359,9 @@ class Worker:
         """Count a failure; several in a row keep the engine out for a while that doubles."""
         self.failures_in_row += 1
         if self.failures_in_row >= _BREAKER_FAILURES:
-            doubled = _BREAKER_OPEN_S * 2.0 ** (self.failures_in_row - _BREAKER_FAILURES)
+            # Far beyond what it may be, and still a number after thousands of failures.
+            num_doubled = min(self.failures_in_row - _BREAKER_FAILURES, 30)
+            doubled = _BREAKER_OPEN_S * 2.0**num_doubled
             self.open_until_s = now_s + min(doubled, _BREAKER_MAX_S)
             self._limit(self.open_until_s)
 
