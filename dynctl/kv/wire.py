@@ -231,7 +231,7 @@ def _decode_one(data: bytes) -> Frame:
         if kind == b"H":
             h = _heartbeat_header.decode(header)
             return Heartbeat(h.incarnation, h.seq, h.rank, h.is_stale, h.health)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise WireError(f"a malformed frame: {error}") from error
     raise WireError(f"a frame of unknown kind {kind!r}")
 

@@ -14,6 +14,9 @@ from dynctl.kv.wire import (
     encode,
 )
 
+DEEP = b"\x96\xa1i\1\0\xc2\x90" + b"\x91" * 60_000 + b"\xc0"
+"""A heartbeat's header that says more, nested more deeply than anybody reads."""
+
 hashes = st.lists(st.integers(0, 2**64 - 1), max_size=20)
 seqs = st.integers(-1, 2**60)
 frames = st.one_of(
@@ -106,7 +109,10 @@ def test_a_large_delta_is_split_and_means_the_same():
         b"\0\0\0\x04H\0\x01\xc1",
         encode(Snapshot("i", 1, 16, [1, 2]))[:-3] + b"\0" * 3 + b"",
         b"\0\0\0\x05S\xff\xff\x00\x00",
+        encode(Heartbeat("@", 1)).replace(b"@", b"\xff"),
+        (len(DEEP) + 3).to_bytes(4, "big") + b"H" + len(DEEP).to_bytes(2, "big") + DEEP,
     ],
+    ids=lambda data: repr(data[:24]),
 )  # fmt: skip
 def test_malformed_frames_are_named_errors(data):
     if data.startswith(b"\0\0\0") and data[4:5] == b"S" and len(data) > 12:

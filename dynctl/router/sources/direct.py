@@ -100,7 +100,12 @@ class DirectSource:
                         await self._look(group)
                         misses = 0
                         self._fleet.silent.pop(self._target.id, None)
-                    except (UpstreamError, ProbeError, msgspec.MsgspecError) as error:
+                    except (
+                        UpstreamError,
+                        ProbeError,
+                        msgspec.MsgspecError,
+                        RecursionError,
+                    ) as error:
                         misses += 1
                         is_refused = isinstance(error, UpstreamError) and error.kind == "connect"
                         if self._info is not None and (is_refused or misses >= _MISSES):

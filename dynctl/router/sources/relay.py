@@ -124,7 +124,12 @@ class RelaySource:
                         # Only the newest table counts.
                         self._update(_decode_table(lines[-1]), group)
                         was_up = self._is_up = True
-        except (UpstreamError, WireError, msgspec.MsgspecError) as error:
+        except (
+            UpstreamError,
+            WireError,
+            msgspec.MsgspecError,
+            RecursionError,
+        ) as error:
             self._failed(str(error), was_up=was_up)
         return was_up
 
