@@ -321,6 +321,8 @@ class Pressure:
     def learn(self, running: int, gap_ms: float) -> None:
         """Take one answer's mean gap in, and how many sequences ran beside it."""
         if self._x is None:
+            if gap_ms <= 0.0:
+                return  # it came in one read: what grows by shares of itself would stay there
             self._x, self.gap_ms = running, gap_ms
         more, longer_ms = running - self._x, gap_ms - self.gap_ms
         longer_ms = min(longer_ms, self._MOST * self.gap_ms)

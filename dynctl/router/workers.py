@@ -256,7 +256,7 @@ class Worker:
         """Learn from the gap between two tokens beside the sequences that run now."""
         pressure = self._tally.pressure
         pressure.learn(self.active_requests, ms)
-        if pressure.gap_ms > 0.0:  # tokens that all came in one read have no gap
+        if pressure.is_known and pressure.gap_ms > 0.0:  # tokens that came in one read have no gap
             self.pace.learn(min(ms / pressure.gap_ms, OUTLIER * self.pace.value))
         self.cached_load = None
 

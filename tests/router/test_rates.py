@@ -131,6 +131,11 @@ def test_tokens_that_come_in_one_read_teach_no_pace_and_break_nothing():
     for _ in range(200):
         worker.gaps_took(0.0)
     assert worker.load() is not None
+    assert worker.step_ms == 0.0
+
+    for _ in range(5):
+        worker.gaps_took(20.0)
+    assert table.tally.pressure.gap_ms == worker.step_ms == pytest.approx(20.0)
 
 
 @pytest.mark.parametrize("prompt", ["hello", "hello " * 400])
