@@ -97,6 +97,8 @@ class SimEngine:
         self._step_timer: asyncio.TimerHandle | None = None
         self._lease_timer: asyncio.TimerHandle | None = None
         self._is_hung = False
+        self.is_parted = False
+        """A node it needs is lost."""
         self.is_asleep = False
         """It has dropped its cache and makes no step."""
         self._is_delivering = False
@@ -220,7 +222,7 @@ class SimEngine:
 
     def apply_faults(self) -> None:
         """Take a change of the faults: those about no request strike now, a hang that was lifted ends."""
-        self._is_hung = False
+        self._is_hung = self.is_parted
         for fault in self.faults.marked(b""):
             is_immediate = (
                 not fault.marker and fault.after_tokens is None and not fault.is_in_prefill
@@ -228,6 +230,10 @@ class SimEngine:
             if is_immediate and fault.kind in {FaultKind.DIE, FaultKind.HANG} and fault.strike():
                 self._do(fault)
         self.wake()
+
+    def part(self) -> None:
+        """Make no step any more, for want of a node, and say nothing of that."""
+        self.is_parted = self._is_hung = True
 
     def wake(self) -> None:
         """Make the next step if none is under way."""

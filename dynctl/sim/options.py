@@ -32,6 +32,11 @@ HELP = {
     "data_parallel_size": "Ranks behind the one server, each with a cache, a queue, KV events (the next TCP port, or _dpN "
     "after a Unix socket with inproc in its path) and a side channel (the next port) of its own; a request names its rank "
     "in X-data-parallel-rank, or goes to the one with the least to do.",
+    "nnodes": "Nodes the engine is over: rank 0 serves, and answers when all have come; it makes no step when one is lost.",
+    "node_rank": "Which of them this is.",
+    "master_addr": "Where nodes meet: rank 0 listens here.",
+    "master_port": "Port where nodes meet.",
+    "headless": "Be a node other than rank 0: serve nothing.",
     "max_model_len": "Longest prompt and answer together, in tokens.",
     "max_num_seqs": "Requests that run at once.",
     "max_num_batched_tokens": "Tokens computed in one step.",
@@ -81,6 +86,11 @@ class SimOptions:
     host_mbytes_s: float = 20_000.0
     self_describing_kv_events: int = 0
     data_parallel_size: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29501
+    headless: bool = False
     max_model_len: int = 8192
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
@@ -119,7 +129,8 @@ class SimOptions:
         Raises:
             UsageError: naming the flag.
         """
-        if (self.uds is None) == (self.listen is None):
+        self._check_nodes()
+        if not self.headless and (self.uds is None) == (self.listen is None):
             raise UsageError("give one of --uds and --listen", "--listen 127.0.0.1:8100")
         for flag, value in (("--listen", self.listen), ("--side-channel", self.side_channel)):
             if value is not None:
@@ -142,6 +153,20 @@ class SimOptions:
         self._check_ranks()
         for spec in self.fault:
             parse_fault(spec)
+
+    def _check_nodes(self) -> None:
+        if not 0 <= self.node_rank < max(1, self.nnodes):
+            raise UsageError(f"--node-rank {self.node_rank}", f"give 0 to {self.nnodes - 1}")
+        if self.headless != (self.node_rank > 0):
+            raise UsageError(
+                "--headless is for every node but rank 0, which serves",
+                "give it with --node-rank 1 and above",
+            )
+        if self.nnodes > 1 and self.data_parallel_size > 1:
+            raise UsageError(
+                "an engine over several nodes has one data-parallel rank here",
+                "leave --data-parallel-size out",
+            )
 
     def _check_ranks(self) -> None:
         ranks = self.data_parallel_size
@@ -176,6 +201,7 @@ class SimOptions:
             1: (
                 "block_size",
                 "data_parallel_size",
+                "nnodes",
                 "max_model_len",
                 "max_num_seqs",
                 "max_num_batched_tokens",
@@ -191,6 +217,7 @@ class SimOptions:
                 "decode_us_per_seq",
                 "kv_bytes_per_token",
                 "shutdown_timeout",
+                "node_rank",
             ),
         }
         for least, names in at_least.items():
@@ -234,6 +261,8 @@ def parse_args(argv: list[str]) -> SimOptions:
         if option.name == "fault":
             text = HELP[option.name]
             parser.add_argument(flag, action="append", default=[], metavar="SPEC", help=text)
+        elif isinstance(default, bool):
+            parser.add_argument(flag, action="store_true", help=HELP[option.name])
         elif isinstance(default, int | float):
             parser.add_argument(flag, type=type(default), default=default, help=HELP[option.name])
         else:

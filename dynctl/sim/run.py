@@ -5,7 +5,7 @@ Not here: routes, flags. IO: sockets, signals, stdout.
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 
 import uvloop
@@ -17,6 +17,7 @@ from dynctl.sim.api.control import Control
 from dynctl.sim.api.routes import Api
 from dynctl.sim.engine import SimEngine
 from dynctl.sim.faults import Faults
+from dynctl.sim.nodes import attend, meeting
 from dynctl.sim.options import SimOptions, model_dir, split_address
 from dynctl.sim.text import TextModel
 
@@ -40,13 +41,45 @@ async def serve_engine(options: SimOptions, on_ready: Callable[[str], None]) -> 
     Raises:
         EngineError: as `run_engine`.
     """
-    text, faults = TextModel(model_dir(options)), Faults(options.fault)
-    ranks = [SimEngine(options, text, rank, faults) for rank in range(options.data_parallel_size)]
-    api = Api(*ranks)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
+    if options.headless:
+        await _unless(ended, attend(options, on_ready))
+        return
+    text, faults = TextModel(model_dir(options)), Faults(options.fault)
+    ranks = [SimEngine(options, text, rank, faults) for rank in range(options.data_parallel_size)]
+    if options.nnodes == 1:
+        await _serve_ranks(options, ranks, ended, on_ready)
+        return
+    async with meeting(options, lambda _: ranks[0].part()) as others:
+        if await _unless(ended, others.wait()):
+            await _serve_ranks(options, ranks, ended, on_ready)
+
+
+async def _unless(ended: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
+    """Do it, unless the engine is told to end before; tells whether it was done."""
+    task = asyncio.ensure_future(work)
+    end = asyncio.ensure_future(ended.wait())
+    try:
+        await asyncio.wait((task, end), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        return task.done()
+    finally:
+        for each in (task, end):
+            each.cancel()
+        await asyncio.wait((task, end))
+
+
+async def _serve_ranks(
+    options: SimOptions,
+    ranks: Sequence[SimEngine],
+    ended: asyncio.Event,
+    on_ready: Callable[[str], None],
+) -> None:
+    api = Api(*ranks)
     servers: list[Server] = []
     try:
         for rank in ranks:
