@@ -7,7 +7,7 @@ Pure.
 from dataclasses import dataclass
 from typing import Protocol
 
-from dynctl.agents.protocol import EngineWish
+from dynctl.agents.protocol import EngineWish, Gang
 from dynctl.core.exposition import parse
 from dynctl.core.units import whole
 from dynctl.kv.ranks import COUNTED
@@ -27,6 +27,8 @@ class Places:
     """The agent's own interpreter."""
     incarnation: str
     internal_port: int = 0
+    interface: str = ""
+    """Over which other members of a gang are reached; empty: there are none."""
 
     def endpoints(self, topic: str, ranks: int = 1) -> "Endpoints":
         """The endpoints an engine shall open: Unix sockets only; of several ranks each derives its own."""
@@ -127,6 +129,29 @@ def cache_facts(metrics: str) -> CacheFacts:
 def _whole(text: str | None) -> int:
     """Read a label that may be missing, the text `None`, or a number that counts nothing there is."""
     return (whole(text) or 0) if text is not None and len(text) <= 15 else 0
+
+
+def gang_flags(gang: Gang) -> list[str]:
+    """Tell one member of an engine over several hosts its place, with vLLM's flags, which the simulated engine shares."""
+    words = ["--nnodes", str(gang.nodes), "--node-rank", str(gang.rank)]
+    words += ["--master-addr", gang.master_address, "--master-port", str(gang.master_port)]
+    return [*words, "--headless"] if gang.rank else words
+
+
+def gang_problems(wish: EngineWish) -> list[str]:
+    """Name what engines over several hosts cannot do."""
+    if wish.gang is None:
+        return []
+    found = []
+    if wish.dp > 1:
+        found.append(f"DP {wish.dp} over several hosts is not supported; ask for more replicas")
+    if wish.tp * wish.pp % wish.gang.nodes:
+        found.append(
+            f"TP {wish.tp} × PP {wish.pp} do not divide over {wish.gang.nodes} hosts evenly"
+        )
+    if wish.kv_transfer:
+        found.append("an engine over several hosts cannot hand over KV blocks")
+    return found
 
 
 def extra_flags(args: tuple[tuple[str, str], ...]) -> tuple[str, ...]:

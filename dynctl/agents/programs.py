@@ -1,4 +1,4 @@
-"""The three things an agent runs (engine, router, relay), seen alike: how to launch, when ready, when idle.
+"""The things an agent runs (engine, a member of one, router, relay), seen alike: how to launch, when ready, when idle.
 
 A router and a relay can hand their port over: a successor starts beside its predecessor and takes the listening socket
 from it at a Unix socket in the predecessor's directory (`http1.handover`).
@@ -6,19 +6,31 @@ Not here: when any of it happens (`unit`).
 IO: sockets, files (a router's configuration).
 """
 
+import secrets
 import signal
+import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 
 import msgspec
 
 from dynctl import registry
-from dynctl.agents import ask
+from dynctl.agents import ask, gang
 from dynctl.agents.ask import Pids, Say
+from dynctl.agents.causes import Cause
 from dynctl.agents.host import ports
 from dynctl.agents.launch import Capabilities, Endpoints, EngineKind, Launch, Places
 from dynctl.agents.lifecycle import RestartPolicy
-from dynctl.agents.protocol import RELAY_ID, EngineWish, RelayWish, RouterUnit, spec_digest
+from dynctl.agents.links import Links
+from dynctl.agents.protocol import (
+    RELAY_ID,
+    EngineWish,
+    Gang,
+    Peer,
+    RelayWish,
+    RouterUnit,
+    spec_digest,
+)
 from dynctl.agents.root import Facts, Run, UnitRecord
 from dynctl.core.exposition import engine_sample, parse
 from dynctl.core.snapshot import EngineSample
@@ -31,6 +43,9 @@ OFFER_NAME = "hand"
 """Socket, in the directory of one start, at which it offers its port to a successor."""
 _ENGINES = "dynctl.agents.engines"
 _STEPS = "vllm:iteration_tokens_total_count"
+_TURN_S = 1.0
+_LOST_S = 2.0
+"""A member that is to end waits so long for rank 0 while nobody hears of that."""
 
 
 class Program(ABC):
@@ -53,6 +68,11 @@ class Program(ABC):
     start_deadline_s: float | None = None
     """Of that, what was wished for."""
     stop_limit_s: float
+    gang: Gang | None = None
+    peers: tuple[Peer, ...] = ()
+    """Members of its gang that it must hear of."""
+    leader = ""
+    """The engine it is a part of, of a member."""
     now_signal = signal.SIGTERM
     """What tells it to end without a drain."""
 
@@ -79,6 +99,14 @@ class Program(ABC):
             UnfitError: when it never will be.
         """
 
+    async def turn(self, last: str, say: Say) -> str:  # noqa: ARG002 - most start when they are told to
+        """Wait until it may start; return the incarnation it shall be, empty: a new one. It was `last` before."""
+        return ""
+
+    def apart(self, incarnation: str) -> Cause | None:  # noqa: ARG002 - most stand alone
+        """Say why it cannot go on as this incarnation, as others of its gang tell; None: it can."""
+        return None
+
     async def is_waiting(self, run: Run) -> bool:  # noqa: ARG002 - most wait for nobody
         """Tell whether it does well and is only not ready because others are not; its deadline does not count then."""
         return False
@@ -88,12 +116,11 @@ class Program(ABC):
         return True
 
 
-class EngineProgram(Program):
-    """An engine of any kind."""
+class _EngineProcess(Program):
+    """What an engine and a part of one that another host leads have in common."""
 
-    kind = "engine"
-
-    def __init__(self, wish: EngineWish) -> None:
+    def __init__(self, wish: EngineWish, links: Links | None = None) -> None:
+        """`links` are needed to run one that is over several hosts."""
         self.wish = wish
         self.engine: EngineKind = registry.load(_ENGINES, wish.kind, "ENGINE")
         can: Capabilities = self.engine.capabilities
@@ -101,16 +128,16 @@ class EngineProgram(Program):
         self.deployment = wish.deployment
         self.role = wish.role
         self.digest = spec_digest(wish)
-        # A server that is not ours is waited for without end: it is not our process that fails.
-        self.policy = RestartPolicy() if can.is_process else RestartPolicy(max_starts=10**9)
+        self.gang = wish.gang
+        self.peers = wish.gang.peers if wish.gang else ()
         self.gpu_uuids = tuple(gpu.uuid for gpu in wish.gpus)
         self.needs_gpus = can.needs_gpus and wish.device == "gpu"
-        listens = can.is_process and wish.kv_transfer
-        self.listens_on = tuple(wish.side_channel_ports) if listens else ()
+        self.listens_on = ()
         self.needs_internal_ports = can.needs_gpus and wish.internal_port is None
         self.start_deadline_s = wish.start_deadline_s
         self.deadline_s = can.deadline_s(wish.start_deadline_s)
         self.stop_limit_s = can.stop_limit_s
+        self._links = links
 
     def problems(self) -> tuple[str, ...]:
         """Name what can never start."""
@@ -124,10 +151,51 @@ class EngineProgram(Program):
         """An engine's port is its GPU: two do not fit."""
         return False
 
+    def apart(self, incarnation: str) -> Cause | None:
+        """Say which member has ended, or gone on without this one."""
+        if self.gang is None or self._links is None:
+            return None
+        return gang.broken(self.gang, self._links.hear, incarnation)
+
+
+class EngineProgram(_EngineProcess):
+    """An engine of any kind."""
+
+    kind = "engine"
+
+    def __init__(self, wish: EngineWish, links: Links | None = None) -> None:
+        super().__init__(wish, links)
+        can: Capabilities = self.engine.capabilities
+        # A server that is not ours is waited for without end: it is not our process that fails.
+        self.policy = RestartPolicy() if can.is_process else RestartPolicy(max_starts=10**9)
+        listens = can.is_process and wish.kv_transfer
+        meets = (wish.gang.master_port,) if wish.gang else ()
+        self.listens_on = (*(wish.side_channel_ports if listens else ()), *meets)
+
+    async def turn(self, last: str, say: Say) -> str:  # noqa: ARG002 - rank 0 names a new one
+        """Wait until all other members of its gang would start."""
+        if self.gang is None:
+            return ""
+        assert self._links is not None
+        while missing := gang.lacking(self.gang, self._links.hear):
+            say(missing)
+            await self._links.wait(_TURN_S)
+        # Shorter than others: members add their ranks.
+        return secrets.token_hex(4)
+
     async def check(self, run: Run, own_pids: Pids, say: Say) -> Facts | None:
         """An engine is ready when it has produced a token."""
         can = self.engine.capabilities
-        return await ask.engine_facts(self.wish, can, run.at, own_pids, say)
+
+        def say_of_all(text: str) -> None:
+            say("; ".join(filter(None, [text, self._absent(run)])))
+
+        return await ask.engine_facts(self.wish, can, run.at, own_pids, say_of_all)
+
+    def _absent(self, run: Run) -> str:
+        if self.gang is None or self._links is None:
+            return ""
+        return gang.absent(self.gang, self._links.hear, run.incarnation)
 
     async def is_idle(self, run: Run) -> bool:
         """No request runs or waits; an engine that cannot tell is drained by the time limit alone."""
@@ -167,6 +235,56 @@ class EngineProgram(Program):
     def ranks(self) -> "tuple[EngineRank, ...]":
         """Its data-parallel ranks."""
         return tuple(EngineRank(self, number) for number in range(self.wish.dp))
+
+
+class MemberProgram(_EngineProcess):
+    """A part of an engine that another host's agent leads: started, ended and ready with it, and never asked anything."""
+
+    kind = "member"
+    # Whoever leads decides how often is too often.
+    policy = RestartPolicy(first_s=0.1, most_s=1.0, max_starts=10**9)
+
+    def __init__(self, wish: EngineWish, links: Links | None = None) -> None:
+        super().__init__(wish, links)
+        assert wish.gang is not None
+        self.place = wish.gang
+        self.leader = wish.gang.id
+        self._silent_since_s: float | None = None
+
+    async def turn(self, last: str, say: Say) -> str:
+        """Wait for rank 0 to begin an incarnation it was not part of yet, and return that."""
+        links = self._heard
+        while not (incarnation := gang.to_join(self.place, links.hear, last)):
+            say(gang.why_waiting(self.place, links.hear))
+            await links.wait(_TURN_S)
+        return incarnation
+
+    async def check(self, run: Run, own_pids: Pids, say: Say) -> Facts | None:  # noqa: ARG002
+        """It is ready when the engine is."""
+        if gang.is_led(self.place, self._heard.hear, run.incarnation):
+            return Facts()
+        say(f"{self.leader} on {self.peers[0].host_name} has not produced a token yet")
+        return None
+
+    async def is_waiting(self, run: Run) -> bool:  # noqa: ARG002 - the seam's signature
+        """How long a start may take is for rank 0 to say."""
+        return True
+
+    async def is_idle(self, run: Run) -> bool:
+        """Rank 0 needs it until it has ended itself; when nobody can say, not for long."""
+        if gang.is_left(self.place, self._heard.hear, run.incarnation):
+            return True
+        if not self._heard.hear(self.peers[0]).silence:
+            self._silent_since_s = None
+            return False
+        if self._silent_since_s is None:
+            self._silent_since_s = time.monotonic()
+        return time.monotonic() - self._silent_since_s > _LOST_S
+
+    @property
+    def _heard(self) -> Links:
+        assert self._links is not None
+        return self._links
 
 
 class EngineRank:
@@ -290,7 +408,7 @@ class RelayProgram(Program):
         return None
 
 
-AnyProgram = EngineProgram | RouterProgram | RelayProgram
+AnyProgram = EngineProgram | MemberProgram | RouterProgram | RelayProgram
 
 
 def _hand_over_flags(places: Places, predecessor: str | None) -> list[str]:
@@ -298,10 +416,16 @@ def _hand_over_flags(places: Places, predecessor: str | None) -> list[str]:
     return flags if predecessor is None else [*flags, "--take-over", predecessor]
 
 
-def make_program(record: UnitRecord, agent_socket: str) -> AnyProgram | None:
+def of_engine(wish: EngineWish, links: Links | None = None) -> EngineProgram | MemberProgram:
+    """Make the program of an engine, or of the part of one that another host leads."""
+    is_led = wish.gang is not None and wish.gang.rank > 0
+    return MemberProgram(wish, links) if is_led else EngineProgram(wish, links)
+
+
+def make_program(record: UnitRecord, agent_socket: str, links: Links) -> AnyProgram | None:
     """Make the program of a remembered unit, None when the record names none."""
     if record.engine is not None:
-        return EngineProgram(record.engine)
+        return of_engine(record.engine, links)
     if record.router is not None:
         return RouterProgram(record.router)
     if record.relay is not None:

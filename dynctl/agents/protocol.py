@@ -11,18 +11,50 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from dynctl.core.deployment import EngineInfo, UnitStatus
+from dynctl.core.deployment import EngineInfo, EngineState, UnitStatus
 from dynctl.core.plan import PlannedGpu
 from dynctl.errors import DynctlError
 
 PROTOCOL_VERSION = 1
 RELAY_ID = "relay"
 """Id of the unit that is a host's relay; no engine or router has it."""
+MEMBER_CERTIFICATE = "member"
+"""Stem of a host's files in `ROOT/tls` by which relays of other hosts know it as one of their cluster."""
 
 T = TypeVar("T")
 
-_LATER = {"ep": 1}
+_LATER = {"ep": 1, "gang": None}
 """Fields of engines that came later, and what they are unless used: what runs since before is known by a digest without them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another member of a gang, and the relay of its host, which tells how it stands."""
+
+    id: str
+    host_name: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """The place of a process among those that together are one engine, one on each of several hosts.
+
+    All run or none: each start of the engine is one incarnation of them all. Rank 0 leads, and alone is asked anything.
+    """
+
+    id: str
+    """The engine they are."""
+    rank: int
+    nodes: int
+    master_address: str
+    """Where they meet: rank 0 listens there."""
+    master_port: int
+    peers: tuple[Peer, ...]
+    """Of rank 0: all others; of others: rank 0."""
+    digest: str
+    """Of what all of them are to be: only members of one digest run together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +111,8 @@ class EngineWish:
     """Seed of the deployment's block hashes; passed to the relay."""
     start_deadline_s: float | None = None
     """How long a start may take until a token comes; None: the engine kind's own limit."""
+    gang: Gang | None = None
+    """Its place in an engine over several hosts; None: it is one by itself."""
 
     @property
     def name(self) -> str:
@@ -155,6 +189,23 @@ class AgentStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberInfo:
+    """How one member of a gang stands, for the agents of the others; a line of the relay's `/v1/members` is an array of these."""
+
+    id: str
+    rank: int
+    digest: str
+    state: EngineState
+    incarnation: str = ""
+    """Of the gang's start it is part of; empty: no process of it runs."""
+    last_incarnation: str = ""
+    """The one it was last part of."""
+    is_waiting: bool = False
+    """Whether it would start now, were the others there."""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RelayEntry:
     """One engine as the relay needs it; a line of `GET /v1/relay-table` is an array of these."""
 
@@ -168,6 +219,13 @@ class RelayEntry:
     block_hash_seed: str = ""
     url: str = ""
     """`http://host:port` of an adopted server without a Unix socket."""
+    member: MemberInfo | None = None
+    """How it stands in its gang; None: it is in none."""
+
+    @property
+    def is_led(self) -> bool:
+        """Whether it is a part of an engine that another host leads: nothing that routers could use."""
+        return self.member is not None and self.member.rank > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +270,6 @@ def spec_digest(wish: EngineWish | RouterUnit | RelayWish) -> str:
         wish = replace(wish, start_deadline_s=None)
     content = msgspec.to_builtins(wish, order="deterministic")
     for name, default in _LATER.items():
-        if content.get(name) == default:
+        if name in content and content[name] == default:
             del content[name]
     return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:16]

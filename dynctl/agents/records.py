@@ -7,8 +7,8 @@ import os
 import shlex
 
 from dynctl.agents.kv_identity import kv_identity
-from dynctl.agents.programs import EngineProgram, RelayProgram, RouterProgram
-from dynctl.agents.protocol import RelayEntry
+from dynctl.agents.programs import EngineProgram, MemberProgram, RelayProgram, RouterProgram
+from dynctl.agents.protocol import MemberInfo, RelayEntry
 from dynctl.agents.root import Facts, UnitRecord
 from dynctl.agents.unit import Unit
 from dynctl.core.deployment import EngineInfo, EngineState, UnitStatus
@@ -40,13 +40,14 @@ def unit_status(unit: Unit) -> UnitStatus:
         seen=unit.seen,
         start_deadline_s=unit.wanted.start_deadline_s,
         command=shlex.join(run.argv) if run else "",
+        leader=program.leader,
     )
 
 
 def relay_entry(unit: Unit) -> RelayEntry | None:
     """How the relay reaches an engine, None for other units."""
     program, run = unit.program, unit.run
-    if not isinstance(program, EngineProgram):
+    if not isinstance(program, EngineProgram | MemberProgram):
         return None
     wish = program.wish
     facts = run.facts if run else Facts()
@@ -70,7 +71,9 @@ def relay_entry(unit: Unit) -> RelayEntry | None:
         side_channel_port=(wish.side_channel_port or 0) if wish.kv_transfer else 0,
     )
     if run is None:
-        return RelayEntry(info=info, socket="", block_hash_seed=wish.block_hash_seed)
+        return RelayEntry(
+            info=info, socket="", block_hash_seed=wish.block_hash_seed, member=member_info(unit)
+        )
     at = run.at
     return RelayEntry(
         info=info,
@@ -80,6 +83,24 @@ def relay_entry(unit: Unit) -> RelayEntry | None:
         topic=at.topic,
         block_hash_seed=wish.block_hash_seed,
         url=at.url,
+        member=member_info(unit),
+    )
+
+
+def member_info(unit: Unit) -> MemberInfo | None:
+    """How a member of a gang stands, for the agents of the others; None for what is in no gang."""
+    gang, run = unit.program.gang, unit.run
+    if gang is None:
+        return None
+    return MemberInfo(
+        id=unit.program.id,
+        rank=gang.rank,
+        digest=gang.digest,
+        state=unit.life.state,
+        incarnation=run.incarnation if run else "",
+        last_incarnation=unit.last_incarnation,
+        is_waiting=unit.is_waiting,
+        error=unit.life.last_error,
     )
 
 
@@ -89,11 +110,12 @@ def record_of(unit: Unit) -> UnitRecord:
     return UnitRecord(
         id=unit.id,
         state=life.state,
-        engine=program.wish if isinstance(program, EngineProgram) else None,
+        engine=program.wish if isinstance(program, EngineProgram | MemberProgram) else None,
         router=program.wish if isinstance(program, RouterProgram) else None,
         relay=program.wish if isinstance(program, RelayProgram) else None,
         run=run,
         num_restarts=life.num_restarts,
         log_offset=unit.log.start_offset,
         is_held=unit.is_held,
+        last_incarnation=unit.last_incarnation,
     )

@@ -75,6 +75,8 @@ class UnitRecord:
     log_offset: int = 0
     is_held: bool = False
     """Drained by a person: stays down until a restart is asked for."""
+    last_incarnation: str = ""
+    """Of its last start, also after that ended: a member of a gang joins none twice."""
 
 
 @dataclass(frozen=True, slots=True)

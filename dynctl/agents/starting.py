@@ -10,18 +10,20 @@ import secrets
 import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from dynctl.agents import leases
 from dynctl.agents.canary import CanarySettings
 from dynctl.agents.causes import Cause
-from dynctl.agents.host import gpus, ports, processes
+from dynctl.agents.host import gpus, interfaces, ports, processes
 from dynctl.agents.host.logs import LogFile, LogLimits
 from dynctl.agents.host.processes import Identity
 from dynctl.agents.launch import NUM_INTERNAL_PORTS, Launch, Places
 from dynctl.agents.lifecycle import RestartPolicy
+from dynctl.agents.links import Links
 from dynctl.agents.programs import AnyProgram
+from dynctl.agents.protocol import EngineWish
 from dynctl.agents.root import Root, Run
 from dynctl.errors import DynctlError
 
@@ -67,6 +69,8 @@ class Surroundings:
     changed: Callable[[], None]
     runs: Callable[[], list[Run]]
     """All that have a process now."""
+    links: Links
+    """To the hosts of other members of gangs."""
     gpu_reader: gpus.GpuReader = field(default_factory=gpus.GpuReader)
     leases: dict[str, str] = field(default_factory=dict)
     bundle: str = ""
@@ -82,9 +86,15 @@ class RefusedError(DynctlError):
 
 
 async def start(
-    program: AnyProgram, host: Surroundings, log: LogFile, predecessor: str | None = None
+    program: AnyProgram,
+    host: Surroundings,
+    log: LogFile,
+    turn: Callable[[], Awaitable[str]],
+    predecessor: str | None = None,
 ) -> Run:
-    """Check, lease, start; returns the run, not yet ready.
+    """Check, lease, wait for its turn, start; returns the run, not yet ready.
+
+    `turn` returns the incarnation it shall be, empty: a new one.
 
     `predecessor`: the socket at which the process it follows offers the port it still listens on.
 
@@ -98,7 +108,7 @@ async def start(
     if predecessor is None:
         _check_ports(program)
     await _check_gpus(program, host)
-    incarnation = secrets.token_hex(5)
+    incarnation = await turn() or secrets.token_hex(5)
     try:
         host.root.make_directory(incarnation)
         return _spawn(program, host, log, incarnation, predecessor)
@@ -126,6 +136,7 @@ def _spawn(
         python=sys.executable,
         incarnation=incarnation,
         internal_port=internal_port,
+        interface=_interface(program),
     )
     launch = program.launch(places, predecessor)
     identity = None
@@ -143,6 +154,14 @@ def _spawn(
         bundle=host.bundle,
         argv=launch.argv,
     )
+
+
+def _interface(program: AnyProgram) -> str:
+    """The network interface over which an engine reaches its other members; empty: it has none."""
+    wish = program.wish
+    if not isinstance(wish, EngineWish) or wish.gang is None:
+        return ""
+    return interfaces.name_of(wish.data_address)
 
 
 def _internal_port(program: AnyProgram, host: Surroundings) -> int:

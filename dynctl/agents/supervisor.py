@@ -16,12 +16,14 @@ import dynctl
 from dynctl.agents import handover, leases
 from dynctl.agents.host import processes
 from dynctl.agents.host.logs import LogFile
+from dynctl.agents.links import Links
 from dynctl.agents.programs import (
     AnyProgram,
-    EngineProgram,
+    MemberProgram,
     RelayProgram,
     RouterProgram,
     make_program,
+    of_engine,
 )
 from dynctl.agents.protocol import AgentStatus, HostSlice, RelayEntry
 from dynctl.agents.records import record_of, relay_entry, unit_status
@@ -83,6 +85,7 @@ class Supervisor:
                 group=group,
                 changed=self._changed,
                 runs=lambda: [unit.run for unit in self.units.values() if unit.run],
+                links=Links(self.root.path / "tls", group, self._look_at_gangs),
                 bundle=self._own_bundle(),
             )
             await self._recover()
@@ -94,6 +97,7 @@ class Supervisor:
                 ticker.cancel()
                 for unit in self.units.values():
                     await unit.close()
+                await self._host.links.close()
                 # Not cancelled: a thread would go on writing beside the last save.
                 self._is_closing = True
                 self._dirty.set()
@@ -189,9 +193,9 @@ class Supervisor:
         self._is_ending = True
         # First of all, so that nothing comes back after a crash or a reboot in between.
         await self._keep(_SLICE, self.root.forget_slice)
-        phases: tuple[tuple[str, ...], ...] = (("router",), ("engine",), ("relay",))
+        phases: tuple[tuple[str, ...], ...] = (("router",), ("engine", "member"), ("relay",))
         if now:
-            phases = (("router", "engine", "relay"),)
+            phases = (("router", "engine", "member", "relay"),)
         for kinds in phases:
             ending = [unit for unit in self.units.values() if unit.program.kind in kinds]
             for unit in ending:
@@ -232,7 +236,8 @@ class Supervisor:
 
     def _programs(self, wanted: HostSlice) -> list[AnyProgram]:
         """Make the programs of a slice, checking it as a whole."""
-        found: list[AnyProgram] = [EngineProgram(wish) for wish in wanted.engines]
+        links = self._host.links
+        found: list[AnyProgram] = [of_engine(wish, links) for wish in wanted.engines]
         found += [RouterProgram(wish) for wish in wanted.routers]
         for program in found:
             if not is_name(program.id) or program.id == RelayProgram.id:
@@ -302,7 +307,7 @@ class Supervisor:
     async def _take_up(self, record: UnitRecord, *, is_same_boot: bool) -> None:
         """Adopt one unit; another boot's PIDs mean nothing and are left alone."""
         try:
-            program = make_program(record, str(self.root.socket))
+            program = make_program(record, str(self.root.socket), self._host.links)
         except DynctlError as error:
             self._degraded[record.id] = f"cannot be adopted: {error.message}"
             return
@@ -318,7 +323,8 @@ class Supervisor:
             return
         if run is not None and run.identity is not None:
             await processes.end_group(run.identity, self._settings.kill_limit_s)
-        if record.is_held:
+        if record.is_held or isinstance(program, MemberProgram):
+            # It must know which incarnation it was part of last.
             self.units[record.id] = unit
 
     async def _load_memory(self) -> Memory:
@@ -339,9 +345,14 @@ class Supervisor:
         for unit_id, unit in list(self.units.items()):
             if unit.is_leaving and unit.life.state is EngineState.STOPPED:
                 del self.units[unit_id]
+        self._host.links.follow([peer for u in self.units.values() for peer in u.program.peers])
         self._dirty.set()
         event, self._next_change = self._next_change, asyncio.Event()
         event.set()
+
+    def _look_at_gangs(self) -> None:
+        for unit in list(self.units.values()):
+            unit.look_at_gang()
 
     async def _save_often(self) -> None:
         is_last = False

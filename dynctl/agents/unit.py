@@ -21,7 +21,7 @@ from dynctl.agents.host import processes
 from dynctl.agents.host.logs import LogFile
 from dynctl.agents.host.processes import Watched
 from dynctl.agents.lifecycle import Action, Event, Life, step
-from dynctl.agents.programs import AnyProgram, EngineProgram
+from dynctl.agents.programs import AnyProgram, EngineProgram, MemberProgram
 from dynctl.agents.root import Facts, Run, UnitRecord
 from dynctl.agents.starting import RefusedError, Surroundings, own_pids, start
 from dynctl.core.deployment import EngineState
@@ -55,6 +55,9 @@ class Unit:
         """No longer in the slice: forgotten once it is stopped."""
         self.seen = ""
         """What it was last found to lack while it starts."""
+        self.is_waiting = False
+        """It would start now, were the others of its gang there."""
+        self.last_incarnation = ""
         self.predecessor: str | None = None
         """Socket at which the process it is to follow offers its port."""
         self.log = LogFile(host.root.log_path(program.id), host.settings.log)
@@ -132,11 +135,13 @@ class Unit:
         """Be what an earlier agent had noted, without its process."""
         self.is_held = record.is_held
         self.log.start_offset = record.log_offset
+        self.last_incarnation = record.last_incarnation
         self.life = Life(is_wanted=not record.is_held, num_restarts=record.num_restarts)
 
     def adopt(self, run: Run, state: EngineState) -> None:
         """Take over the process an earlier agent had started, where it was."""
         self.run = run
+        self.last_incarnation = run.incarnation
         self._host.leases = leases.grant(self._host.leases, self.program.id, self.program.gpu_uuids)
         self._watch_process()
         events = {
@@ -144,6 +149,15 @@ class Unit:
             EngineState.DRAINING: Event.ADOPTED_DRAINING,
         }
         self._handle(events.get(state, Event.ADOPTED))
+
+    def look_at_gang(self) -> None:
+        """End it when the others of its gang are found to have gone on without it, or ended."""
+        run, state = self.run, self.life.state
+        if run is None or self.life.overdue is not None:
+            return
+        events = {EngineState.STARTING: Event.DEADLINE_PASSED, EngineState.READY: Event.HUNG}
+        if state in events and (cause := self.program.apart(run.incarnation)) is not None:
+            self._handle(events[state], cause)
 
     async def close(self) -> None:
         """Let go of it; whatever runs goes on running."""
@@ -213,14 +227,26 @@ class Unit:
             self.program, self._next = self._next, None
         self._is_now = False
         try:
-            run = await start(self.program, self._host, self.log, self.predecessor)
+            run = await start(self.program, self._host, self.log, self._turn, self.predecessor)
         except RefusedError as error:
             self._release()
             return Event.REFUSED, error.cause
         self.run = run
+        self.last_incarnation = run.incarnation
         self._watch_process()
         self._host.changed()
         return await self._probe()
+
+    async def _turn(self) -> str:
+        """Wait until the others of its gang are there, telling them that it is."""
+        if not self.program.peers:
+            return ""
+        self.is_waiting = True
+        self._host.changed()
+        try:
+            return await self.program.turn(self.last_incarnation, self._note_waiting)
+        finally:
+            self.is_waiting = False
 
     async def _probe(self) -> Outcome:
         """Ask until it is ready or the deadline passes; the time it waits for others does not count."""
@@ -254,6 +280,9 @@ class Unit:
         except TimeoutError:
             return None
 
+    def _note_waiting(self, text: str) -> None:
+        self.seen = text
+
     def _note_seen(self, text: str) -> None:
         run = self.run
         if run is not None and run.identity is None:
@@ -274,6 +303,10 @@ class Unit:
         assert run is not None
         if run.identity is not None:
             settings = self._host.settings.canary
+            if isinstance(self.program, MemberProgram):
+                # Its process is watched, and so is its gang: there is nothing to ask it.
+                await asyncio.Event().wait()
+                return None
             if isinstance(self.program, EngineProgram):
                 return Event.HUNG, await until_hung(self.program, run, settings)
             return Event.HUNG, await until_silent(run, settings)

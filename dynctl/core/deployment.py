@@ -64,7 +64,7 @@ class UnitStatus:
 
     id: str
     kind: str
-    """`engine`, `router` or `relay`."""
+    """`engine`, `member` (the part of an engine that another host leads), `router` or `relay`."""
     state: EngineState
     incarnation: str = ""
     pid: int | None = None
@@ -91,3 +91,5 @@ class UnitStatus:
     """How long a start may take, as wished; None: the engine kind's own limit. No part of `spec_digest`."""
     command: str = ""
     """What was started, as a shell would read it; empty: not known. Samples leave it out."""
+    leader: str = ""
+    """Of a member: the engine it is a part of."""

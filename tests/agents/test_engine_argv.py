@@ -19,6 +19,7 @@ PLACES = Places(
     python="/usr/bin/python3",
     incarnation="0a1b2c3d4e",
     internal_port=21000,
+    interface="eth1",
 )
 
 

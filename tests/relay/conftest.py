@@ -38,6 +38,7 @@ def root(tmp_path_factory):
         "router": "router:r0",
         "other": "operator:o",
         "relay": "relay:host-b",
+        "member": "member:host-b",
     }
     for name, common_name in parties.items():
         pair = ensure_leaf(folder / "ca", authority, common_name, "host-a", None)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from dynctl.agents.protocol import MemberInfo
 from dynctl.agents.relay import kv_source
 from dynctl.agents.relay.metrics import RelayMetrics
 from dynctl.core.deployment import EngineInfo, EngineState
@@ -369,6 +370,39 @@ def test_watchers_see_every_change_and_a_beat(run, bench, entry_of):
                 states = [tuple(info.state for info in line) for line in infos(bytes(sink.body))]
                 changes = [state for state, _ in itertools.groupby(states)]
                 assert changes == [(), ("starting",), ("ready",), ()]
+
+    run(main)
+
+
+def member(rank, **fields):
+    return MemberInfo(
+        "m-0" if not rank else f"m-0.{rank}", rank, "d", EngineState.STARTING, **fields
+    )
+
+
+def test_members_of_gangs_are_told_to_hosts_and_only_rank_0_to_routers(run, bench, entry_of):
+    async def main():
+        async with bench() as b:
+            asked = b.client("member")
+            members, _ = b.open_stream("/v1/members", asked)
+            engines, _ = b.open_stream("/v1/engines")
+            first, second = member(0, incarnation="i1"), member(1, is_waiting=True)
+            await b.settle(entry_of("m-0", "i1", b.folder / "e", member=first))
+            b.agent.set(
+                entry_of("m-0", "i1", b.folder / "e", member=first),
+                entry_of("m-0.1", "", "", member=second),
+            )
+
+            def told(sink, kind):
+                lines = bytes(sink.body).splitlines()
+                return msgspec.json.decode(lines[-1], type=list[kind]) if lines else None
+
+            await b.until(lambda: told(members, MemberInfo) == [first, second])
+            await b.until(lambda: told(engines, EngineInfo))
+            assert [info.id for info in told(engines, EngineInfo)] == ["m-0"]
+            for path in ("/v1/engines", "/v1/engine/m-0/health", "/v1/kv/m-0"):
+                assert (await asked.fetch("GET", path)).status == 403
+            assert (await b.pool.fetch("GET", "/v1/engine/m-0.1/health")).status == 404
 
     run(main)
 

@@ -3,7 +3,15 @@
 Not here: the engine itself. Pure.
 """
 
-from dynctl.agents.launch import Capabilities, Launch, Places, extra_flags, flag_problems
+from dynctl.agents.launch import (
+    Capabilities,
+    Launch,
+    Places,
+    extra_flags,
+    flag_problems,
+    gang_flags,
+    gang_problems,
+)
 from dynctl.agents.protocol import EngineWish
 
 _ROLES = {"prefill": "prefill", "decode": "decode", "aggregated": "both"}
@@ -20,6 +28,11 @@ _MANAGED = frozenset(
         "data-parallel-size",
         "control",
         "shutdown-timeout",
+        "nnodes",
+        "node-rank",
+        "master-addr",
+        "master-port",
+        "headless",
         "max-model-len",
         "max-num-seqs",
         "block-size",
@@ -39,6 +52,7 @@ class SimEngine:
             found.append(f"role {wish.role!r} is none of {', '.join(_ROLES)}")
         if wish.kv_transfer and wish.side_channel_port is None:
             found.append("it hands over KV blocks but the plan gives it no side channel port")
+        found += gang_problems(wish)
         if wish.role in ("prefill", "decode") and not wish.kv_transfer:
             found.append(f"a {wish.role} engine must hand over KV blocks (kv_transfer)")
         return tuple(found)
@@ -60,6 +74,8 @@ class SimEngine:
                 argv += [flag, str(value)]
         argv += ["--kv-events", f"{at.kv_events}", "--kv-replay", f"{at.kv_replay}"]
         argv += ["--topic", at.topic]
+        if wish.gang is not None:
+            argv += gang_flags(wish.gang)
         if wish.dp > 1:
             argv += ["--data-parallel-size", str(wish.dp)]
         if wish.kv_transfer:

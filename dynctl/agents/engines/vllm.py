@@ -8,7 +8,16 @@ Pure.
 import json
 from collections.abc import Sequence
 
-from dynctl.agents.launch import Capabilities, Endpoints, Launch, Places, extra_flags, flag_problems
+from dynctl.agents.launch import (
+    Capabilities,
+    Endpoints,
+    Launch,
+    Places,
+    extra_flags,
+    flag_problems,
+    gang_flags,
+    gang_problems,
+)
 from dynctl.agents.protocol import EngineWish
 
 _STOP_LIMIT_S = 30.0
@@ -87,10 +96,13 @@ class VllmEngine:
             found.append("engine.python must name the interpreter of the environment with vllm")
         if wish.device not in ("gpu", "cpu"):
             found.append(f"device {wish.device!r} is neither gpu nor cpu")
-        num_gpus = wish.tp * wish.pp * wish.dp
+        found += gang_problems(wish)
+        nodes = wish.gang.nodes if wish.gang else 1
+        num_gpus = wish.tp * wish.pp * wish.dp // nodes
         if wish.device == "gpu" and len(wish.gpus) != num_gpus:
             sizes = f"TP {wish.tp} × PP {wish.pp}" + (f" × DP {wish.dp}" if wish.dp > 1 else "")
-            found.append(f"{sizes} takes {num_gpus} GPUs, not {len(wish.gpus)}")
+            where = f" on each of {nodes} hosts" if nodes > 1 else ""
+            found.append(f"{sizes} takes {num_gpus} GPUs{where}, not {len(wish.gpus)}")
         if wish.ep not in (1, wish.tp * wish.dp):
             found.append(
                 f"EP {wish.ep}: vLLM spreads experts over all {wish.tp * wish.dp} ranks of TP × DP, or none"
@@ -135,7 +147,10 @@ def _argv(wish: EngineWish, places: Places, at: Endpoints) -> list[str]:
         argv += ["--data-parallel-size", str(wish.dp)]
     if wish.ep > 1:
         argv += ["--enable-expert-parallel"]
-    argv += ["--master-port", str(places.internal_port)]
+    if wish.gang is not None:
+        argv += gang_flags(wish.gang)
+    else:
+        argv += ["--master-port", str(places.internal_port)]
     argv += ["--kv-events-config", _json(_kv_events(at))]
     if wish.kv_transfer:
         argv += ["--kv-transfer-config", _json(_kv_transfer(wish, places))]
@@ -200,6 +215,11 @@ def _env(wish: EngineWish, places: Places) -> dict[str, str]:
     else:
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         env["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in wish.gpus)
+    if wish.gang is not None:
+        # What its members open to each other: on the data interface alone, but for the port where they meet.
+        env["VLLM_HOST_IP"] = wish.data_address
+        env["GLOO_SOCKET_IFNAME"] = places.interface
+        env["NCCL_SOCKET_IFNAME"] = f"={places.interface}"
     if wish.kv_transfer:
         env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = wish.data_address
         env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(wish.side_channel_port)

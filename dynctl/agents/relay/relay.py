@@ -6,6 +6,7 @@ IO: sockets (through http1), zmq sockets (through kv).
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 import zmq
 
@@ -14,7 +15,7 @@ from dynctl.agents.relay.emptied import watch_cache
 from dynctl.agents.relay.forward import INCARNATION, PATHS, Way, refuse
 from dynctl.agents.relay.kv_source import KvSource
 from dynctl.agents.relay.metrics import RelayMetrics
-from dynctl.agents.relay.table import address_of, is_same_run, write_infos
+from dynctl.agents.relay.table import address_of, is_same_run, write_line
 from dynctl.http1.message import Header, error_body
 from dynctl.http1.server import Exchange, Rejection, Request
 from dynctl.http1.upstream import Upstream, UpstreamLimits
@@ -22,8 +23,9 @@ from dynctl.kv.emptied import LOOK_S
 from dynctl.kv.intake import Intake
 from dynctl.kv.wire import ALL_MEDIA
 
-PEER_PREFIX = "router:"
-"""Only certificates of this kind may use the relay."""
+PEER_PREFIX, MEMBER_PREFIX = "router:", "member:"
+"""Only certificates of these kinds may use the relay; those of hosts may only ask how members of gangs stand."""
+ENGINES, MEMBERS = "/v1/engines", "/v1/members"
 BEAT_S = 1.0
 """Routers take 2 s without a line for a fault."""
 
@@ -53,8 +55,9 @@ class Relay:
         self._engines: dict[str, _Engine] = {}
         self._ways: dict[tuple[str, bytes, tuple[Header, ...]], Way] = {}
         """By method, target and fields: requests that were let through under the present table."""
-        self._watchers: set[Exchange] = set()
-        self._line = write_infos([])
+        self._watchers: dict[Exchange, str] = {}
+        """With the path each asked for."""
+        self._lines = {ENGINES: write_line([]), MEMBERS: write_line([])}
         self.metrics = RelayMetrics()
         self._intake = Intake()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -64,8 +67,10 @@ class Relay:
         self._beat_timer = self._loop.call_later(BEAT_S, self._beat)
 
     def admit(self, request: Request) -> Rejection | None:
-        """Turn away who is no router, before a body is read."""
+        """Turn away who is neither a router nor a host that asks for members, before a body is read."""
         if request.peer_name.startswith(PEER_PREFIX):
+            return None
+        if request.peer_name.startswith(MEMBER_PREFIX) and request.path == MEMBERS:
             return None
         return Rejection(403, error_body("only routers of this cluster may ask", "forbidden"))
 
@@ -76,7 +81,7 @@ class Relay:
         if way is not None:
             way.forward(exchange)
             return
-        if request.path == "/v1/engines":
+        if request.path in self._lines:
             self._watch(exchange)
             return
         match request.path.split("/", 4):
@@ -115,6 +120,8 @@ class Relay:
 
     def take_table(self, table: dict[str, RelayEntry]) -> None:
         """Bring engines in line with the agent's table, and tell watchers."""
+        members = [entry.member for entry in table.values() if entry.member is not None]
+        table = {name: entry for name, entry in table.items() if not entry.is_led}
         self._ways.clear()
         for engine_id in [one for one in self._engines if one not in table]:
             self._end(self._engines.pop(engine_id))
@@ -126,16 +133,19 @@ class Relay:
             if engine is not None:
                 self._end(engine)
             self._engines[engine_id] = self._begin(entry)
-        line = write_infos([engine.entry.info for engine in self._engines.values()])
-        if line != self._line:
-            self._line = line
+        lines = {
+            ENGINES: write_line([engine.entry.info for engine in self._engines.values()]),
+            MEMBERS: write_line(members),
+        }
+        if lines != self._lines:
+            self._lines = lines
             self._tell_watchers()
 
     def end_streams(self) -> None:
         """End what never ends by itself, so that the server can drain: watches and KV streams. Requests go on."""
         self._is_closing = True
         for exchange in tuple(self._watchers):
-            self._watchers.discard(exchange)
+            self._watchers.pop(exchange, None)
             exchange.on_gone = None
             exchange.finish()
         for engine in self._engines.values():
@@ -199,16 +209,19 @@ class Relay:
             refuse(exchange, 503, "closing", "the relay is stopping")
             return
         exchange.must_close = True
-        exchange.on_gone = lambda: self._watchers.discard(exchange)
+        exchange.on_gone = partial(self._leave, exchange)
         exchange.start(200, [(b"content-type", b"application/x-ndjson")])
-        exchange.write(self._line)
-        self._watchers.add(exchange)
+        exchange.write(self._lines[exchange.request.path])
+        self._watchers[exchange] = exchange.request.path
+
+    def _leave(self, exchange: Exchange) -> None:
+        self._watchers.pop(exchange, None)
 
     def _tell_watchers(self) -> None:
-        for exchange in tuple(self._watchers):
+        for exchange, path in tuple(self._watchers.items()):
             # Each line is the whole table: one who is behind needs only the next.
             if exchange.unsent_bytes < _MAX_PAUSED_TABLE_BYTES:
-                exchange.write(self._line)
+                exchange.write(self._lines[path])
 
     def _beat(self) -> None:
         self._beat_timer = self._loop.call_later(BEAT_S, self._beat)

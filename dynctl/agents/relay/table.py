@@ -4,11 +4,12 @@ Not here: sockets, who watches.
 IO: none of its own; it makes addresses for `upstream`.
 """
 
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import msgspec
 
-from dynctl.agents.protocol import RelayEntry
+from dynctl.agents.protocol import MemberInfo, RelayEntry
 from dynctl.core.deployment import EngineInfo
 from dynctl.errors import DynctlError
 from dynctl.http1.upstream import Address
@@ -52,8 +53,8 @@ def read_table(line: bytes) -> dict[str, RelayEntry]:
     return table
 
 
-def write_infos(infos: list[EngineInfo]) -> bytes:
-    """Write the line that routers watch."""
+def write_line(infos: Sequence[EngineInfo | MemberInfo]) -> bytes:
+    """Write the line that routers, or members of gangs, watch."""
     return msgspec.json.encode(infos) + b"\n"
 
 
