@@ -36,6 +36,14 @@ class PlannedGpu:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """One host's part of an engine that is larger than a host."""
+
+    host_name: str
+    gpus: tuple[PlannedGpu, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Replica:
     """One engine to run."""
 
@@ -49,6 +57,19 @@ class Replica:
     """NIXL side channel on the data address; None for engines that have none."""
     nics: tuple[str, ...] = ()
     """Nearest RDMA devices, for UCX."""
+    others: tuple[Member, ...] = ()
+    """Of an engine over several hosts: the parts beside that of `host_name`, which leads, in the order of their ranks."""
+    rendezvous_port: int | None = None
+    """Of an engine over several hosts: where its parts meet, on the first host; None: it is inside one."""
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All its parts, the one that leads first; of most engines the only one."""
+        return (Member(self.host_name, self.gpus), *self.others)
+
+    def member_id(self, rank: int) -> str:
+        """What the unit of one part is called; the first is the engine itself."""
+        return f"{self.id}.{rank}" if rank else self.id
 
 
 ENGINE_DEFAULT = "default of the engine, which is not told"
@@ -92,6 +113,11 @@ class Pool:
     memory: MemorySheet | None = None
     max_num_batched_tokens: Sourced | None = None
     """Tokens one step of an engine computes at most; longer prompts are computed in pieces."""
+
+    @property
+    def nodes(self) -> int:
+        """Hosts each of its engines is over."""
+        return max((len(replica.members) for replica in self.replicas), default=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from dynctl.agents.client import AgentClient
 from dynctl.agents.programs import EngineProgram
-from dynctl.agents.protocol import AgentStatus
+from dynctl.agents.protocol import MEMBER_CERTIFICATE, AgentStatus
 from dynctl.core.deployment import EngineState, UnitStatus
 from dynctl.core.inventory import HostEntry, Inventory
 from dynctl.core.text import clean
@@ -396,6 +396,8 @@ def _reads(unit: UnitStatus, path: str) -> bool:
     """Whether a unit reads a managed file at its start, so that a changed one needs a restart."""
     if path == "tls/ca.crt":
         return unit.kind in {"relay", "router"}
+    if path.startswith(f"tls/{MEMBER_CERTIFICATE}."):
+        return False  # read at each connection
     if path.startswith("tls/server-"):
         return unit.kind == "router" and path.startswith(f"tls/server-{unit.deployment}.")
     if path.startswith("tls/"):

@@ -9,8 +9,8 @@ from dynctl.core.deployment import EngineState, UnitStatus
 def awaited(statuses: Mapping[str, AgentStatus]) -> list[tuple[str, UnitStatus]]:
     """Every unit with its host that is to become ready.
 
-    Not a predecessor that lets its last requests end, an engine that somebody drained, or a router left without engines
-    by that.
+    Not a predecessor that lets its last requests end, an engine that somebody drained, a router left without engines
+    by that, or a part of an engine that another host leads: that is ready when all of it is. One that failed tells why.
     """
     empty = emptied(statuses.values())
     return [
@@ -19,6 +19,7 @@ def awaited(statuses: Mapping[str, AgentStatus]) -> list[tuple[str, UnitStatus]]
         for unit in (*status.units, *status.asides)
         if not (unit.beside and unit.state is EngineState.DRAINING)
         and not (unit.is_held or is_idle_router(unit, empty))
+        and not (unit.kind == "member" and unit.state is not EngineState.FAILED)
     ]
 
 

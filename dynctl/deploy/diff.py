@@ -85,7 +85,7 @@ def _change(unit: UnitStatus, digest: str, wish: HostSlice) -> tuple[str, bool] 
         return "changed; stays drained", False
     if not unit.is_held and _is_down(unit):
         return f"was {unit.state.value}", True
-    if unit.kind == "engine":
+    if unit.kind in ("engine", "member"):
         if is_changed:
             return "changed", True
         deadline_s = next(e.start_deadline_s for e in wish.engines if e.id == unit.id)

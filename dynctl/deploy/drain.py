@@ -28,10 +28,12 @@ DRAIN_TIMEOUT_S = 400.0
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """An engine and its host."""
+    """An engine and its hosts."""
 
     host_name: str
     unit: UnitStatus
+    others: tuple[str, ...] = ()
+    """Hosts with parts of it, beside the one that leads."""
 
     @property
     def is_drained(self) -> bool:
@@ -64,8 +66,13 @@ def choose(
     Raises:
         UsageError: when a name means none.
     """
+    parts: dict[str, list[str]] = {}
+    for host_name, status in statuses.items():
+        for unit in status.units:
+            if unit.kind == "member":
+                parts.setdefault(unit.leader, []).append(host_name)
     engines = [
-        Chosen(host_name, unit)
+        Chosen(host_name, unit, tuple(parts.get(unit.id, ())))
         for host_name, status in statuses.items()
         for unit in status.units
         if unit.kind == "engine"
@@ -86,7 +93,7 @@ def choose(
 
 
 def _is_meant(each: Chosen, name: str) -> bool:
-    return fnmatchcase(each.unit.id, name) or fnmatchcase(each.host_name, name)
+    return any(fnmatchcase(one, name) for one in (each.unit.id, each.host_name, *each.others))
 
 
 def what_stays(statuses: Mapping[str, AgentStatus], leaving: Sequence[Chosen]) -> Iterator[str]:

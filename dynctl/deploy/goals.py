@@ -191,7 +191,7 @@ def _certificates(inventory: Inventory, plan: Plan, slice_: HostSlice) -> dict[s
     host_name = slice_.host_name
     address = next(host.data_address for host in plan.hosts if host.name == host_name)
     for name in names:
-        common_name = f"relay:{host_name}" if name == "host" else f"router:{host_name}"
+        common_name = f"{'relay' if name == 'host' else name}:{host_name}"
         pair = ensure_leaf(directory, authority, common_name, host_name, address)
         files |= {f"tls/{name}.crt": pair.cert, f"tls/{name}.key": pair.key}
     return files

@@ -72,6 +72,11 @@ def _ports(slice_: HostSlice, fresh: set[str]) -> list[tuple[str, int]]:
         if engine.id in fresh
         for port in engine.side_channel_ports
     ]
+    ports += [
+        (engine.gang.master_address, engine.gang.master_port)
+        for engine in slice_.engines
+        if engine.id in fresh and engine.gang is not None and not engine.gang.rank
+    ]
     return [(host, port) for host, port in ports if port != 0]
 
 

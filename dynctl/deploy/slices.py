@@ -2,11 +2,20 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from dynctl.agents.protocol import EngineWish, HostSlice, RelayWish, RouterUnit
+from dynctl.agents.protocol import (
+    MEMBER_CERTIFICATE,
+    EngineWish,
+    Gang,
+    HostSlice,
+    Peer,
+    RelayWish,
+    RouterUnit,
+    spec_digest,
+)
 from dynctl.core.addresses import is_loopback
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import DeploymentWish, Inventory
@@ -49,9 +58,10 @@ def make_slices(plan: Plan, inventory: Inventory, ground: Ground) -> dict[str, H
     wishes = {wish.name: wish for wish in inventory.deployments}
     engines: dict[str, list[EngineWish]] = {name: [] for name in hosts}
     for planned, pool, replica in plan.replicas():
-        engines[replica.host_name].append(
-            _engine(plan, planned, pool, replica, wishes[planned.name], ground.places)
-        )
+        for name, engine in _engines(
+            plan, planned, pool, replica, wishes[planned.name], ground.places
+        ):
+            engines[name].append(engine)
     routers: dict[str, list[RouterUnit]] = {name: [] for name in hosts}
     for planned in plan.deployments:
         unit = _router(plan, planned, wishes[planned.name], ground)
@@ -85,8 +95,52 @@ def tokenizer_source(planned: PlannedDeployment, wish: DeploymentWish) -> str | 
 
 
 def tls_names(slice_: HostSlice) -> list[str]:
-    """Which certificate pairs a host needs: `host` for its relay, `router` for a router."""
-    return [name for name, needed in (("host", slice_.relay), ("router", slice_.routers)) if needed]
+    """Which certificate pairs a host needs: for its relay, for routers, and to ask about members of gangs."""
+    has_members = any(engine.gang for engine in slice_.engines)
+    needs = (("host", slice_.relay), ("router", slice_.routers), (MEMBER_CERTIFICATE, has_members))
+    return [name for name, needed in needs if needed]
+
+
+def _engines(
+    plan: Plan,
+    planned: PlannedDeployment,
+    pool: Pool,
+    replica: Replica,
+    wish: DeploymentWish,
+    places: Mapping[str, Place],
+) -> list[tuple[str, EngineWish]]:
+    """An engine as the host wishes for it, or the parts of one that is over several hosts as each of theirs does."""
+    parts = [
+        (member.host_name, _engine(plan, planned, pool, replica, wish, places, rank))
+        for rank, member in enumerate(replica.members)
+    ]
+    if len(parts) == 1:
+        return parts
+    hosts = {host.name: host for host in plan.hosts}
+    place = f"{hosts[replica.host_name].data_address} {replica.rendezvous_port}"
+    digests = " ".join([place, *(spec_digest(part) for _, part in parts)])
+    peers = [
+        Peer(part.id, name, hosts[name].data_address, hosts[name].relay_port)
+        for name, part in parts
+    ]
+    return [
+        (
+            name,
+            replace(
+                part,
+                gang=Gang(
+                    id=replica.id,
+                    rank=rank,
+                    nodes=len(parts),
+                    master_address=hosts[replica.host_name].data_address,
+                    master_port=replica.rendezvous_port or 0,
+                    peers=tuple(peers[:1] if rank else peers[1:]),
+                    digest=hashlib.sha256(digests.encode()).hexdigest()[:16],
+                ),
+            ),
+        )
+        for rank, (name, part) in enumerate(parts)
+    ]
 
 
 def _engine(
@@ -96,12 +150,14 @@ def _engine(
     replica: Replica,
     wish: DeploymentWish,
     places: Mapping[str, Place],
+    rank: int,
 ) -> EngineWish:
-    spec, place = wish.engine, places[replica.host_name]
+    member = replica.members[rank]
+    spec, place = wish.engine, places[member.host_name]
     urls = dict(zip((r.id for r in _replicas(planned)), spec.urls, strict=False))
-    host = next(h for h in plan.hosts if h.name == replica.host_name)
+    host = next(h for h in plan.hosts if h.name == member.host_name)
     return EngineWish(
-        id=replica.id,
+        id=replica.member_id(rank),
         deployment=planned.name,
         role=replica.role.value,
         kind=planned.engine_kind,
@@ -109,7 +165,7 @@ def _engine(
         served_name=served_name(wish),
         python=None if spec.python is None else place.path(spec.python),
         device=spec.device,
-        gpus=replica.gpus,
+        gpus=member.gpus,
         tp=pool.parallelism.tp,
         pp=pool.parallelism.pp,
         dp=pool.parallelism.dp,
@@ -214,13 +270,19 @@ def _relay(plan: Plan, host: PlannedHost) -> RelayWish:
 
 
 def _relay_address(plan: Plan, host: PlannedHost) -> str:
-    """A relay that only routers of its own host use stays on loopback."""
+    """A relay that only routers of its own host use stays on loopback; other hosts ask it about members of gangs."""
+    if any(len(r.members) > 1 and host.name in _hosts_of(r) for _, _, r in plan.replicas()):
+        return host.data_address
     users = {
         planned.router.host_name
         for planned in plan.deployments
         if any(replica.host_name == host.name for replica in _replicas(planned))
     }
     return "127.0.0.1" if users <= {host.name} else host.data_address
+
+
+def _hosts_of(replica: Replica) -> set[str]:
+    return {member.host_name for member in replica.members}
 
 
 def _replicas(planned: PlannedDeployment) -> tuple[Replica, ...]:
@@ -258,4 +320,16 @@ def listens_openly(slice_: HostSlice) -> list[str]:
         if not is_loopback(engine.data_address)
         for port in engine.side_channel_ports
     ]
-    return routers + nixl
+    meetings = [
+        f"{gang.master_address}:{gang.master_port} (where parts of {engine.id} meet, unauthenticated"
+        + (", on all its addresses)" if engine.kind == "vllm" else ")")
+        for engine in slice_.engines
+        if (gang := engine.gang) is not None and not gang.rank
+    ]
+    between = [
+        f"{engine.data_address}, ports as the kernel gives them (between parts of {engine.gang.id}, unauthenticated)"
+        for engine in slice_.engines
+        if engine.gang is not None and engine.kind == "vllm"
+        if not is_loopback(engine.data_address)
+    ]
+    return routers + nixl + meetings + between

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dynctl.agents.client import AgentClient
-from dynctl.agents.protocol import AgentStatus
+from dynctl.agents.protocol import MEMBER_CERTIFICATE, AgentStatus
 from dynctl.core.hardware import Topology
 from dynctl.core.inventory import Inventory
 from dynctl.core.plan import Plan
@@ -26,7 +26,14 @@ from dynctl.inventory.duplicates import refuse_duplicates
 from dynctl.remote.fleet import Fleet
 from dynctl.remote.outcomes import raise_any_failure
 
-FILE_PATHS = ("tls/ca.crt", "tls/host.crt", "tls/host.key", "tls/router.crt", "tls/router.key")
+FILE_PATHS = (
+    "tls/ca.crt",
+    *(
+        f"tls/{name}.{end}"
+        for name in ("host", "router", MEMBER_CERTIFICATE)
+        for end in ("crt", "key")
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)

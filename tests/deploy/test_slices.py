@@ -3,10 +3,20 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from dynctl.agents.protocol import Peer, spec_digest
 from dynctl.core.inventory import EngineSpec, RouterWish
-from dynctl.core.plan import ENGINE_DEFAULT, Parallelism, Sourced
+from dynctl.core.plan import (
+    ENGINE_DEFAULT,
+    Member,
+    Parallelism,
+    PlannedGpu,
+    Pool,
+    Replica,
+    Role,
+    Sourced,
+)
 from dynctl.deploy.preflight import _ports
-from dynctl.deploy.slices import listens_openly, make_slices, routed_by_text
+from dynctl.deploy.slices import listens_openly, make_slices, routed_by_text, tls_names
 from dynctl.router.config import ApiKeyHash, parse_config
 
 
@@ -75,6 +85,84 @@ def test_router_and_relays_hash_blocks_with_the_same_seed(plan, inventory, groun
 
     seeds = {e.block_hash_seed for s in slices.values() for e in s.engines}
     assert seeds == {slices["a"].routers[0].config["block_hash_seed"]}
+
+
+def over_two(plan, **fields):
+    """The plan with one engine over both hosts."""
+    (chat,) = plan.deployments
+    replica = Replica(
+        "chat-aggregated-0",
+        Role.AGGREGATED,
+        "b",
+        others=(Member("a"),),
+        rendezvous_port=18805,
+    )
+    pool = Pool(Role.AGGREGATED, Parallelism(pp=2), (replace(replica, **fields),))
+    return replace(plan, deployments=(replace(chat, pools=(pool,)),))
+
+
+def test_an_engine_over_two_hosts_has_a_part_on_each_that_knows_where_the_others_are(
+    plan, inventory, ground
+):
+    slices = make_slices(over_two(plan), inventory, ground)
+    (leader,), (member,) = slices["b"].engines, slices["a"].engines
+
+    assert (leader.id, member.id) == ("chat-aggregated-0", "chat-aggregated-0.1")
+    assert (leader.data_address, member.data_address) == ("10.0.0.2", "10.0.0.1")
+    assert [(e.gang.rank, e.gang.nodes, e.gang.id) for e in (leader, member)] == [
+        (0, 2, "chat-aggregated-0"),
+        (1, 2, "chat-aggregated-0"),
+    ]
+    for engine in (leader, member):
+        assert (engine.gang.master_address, engine.gang.master_port) == ("10.0.0.2", 18805)
+    assert leader.gang.peers == (Peer("chat-aggregated-0.1", "a", "10.0.0.1", 18800),)
+    assert member.gang.peers == (Peer("chat-aggregated-0", "b", "10.0.0.2", 18800),)
+    assert leader.gang.digest == member.gang.digest
+
+
+def test_hosts_of_one_engine_reach_each_others_relays_and_have_certificates_for_that(
+    plan, inventory, ground
+):
+    slices = make_slices(over_two(plan), inventory, ground)
+
+    # The router is on a, and asks b's relay alone.
+    assert slices["a"].relay.listen_host == "10.0.0.1"
+    assert slices["b"].relay.listen_host == "10.0.0.2"
+    assert [r["host_name"] for r in slices["a"].routers[0].config["relays"]] == ["b"]
+    assert tls_names(slices["a"]) == ["host", "router", "member"]
+    assert tls_names(slices["b"]) == ["host", "member"]
+
+
+def test_where_parts_of_an_engine_meet_must_be_free_and_is_told(plan, inventory, ground):
+    slices = make_slices(over_two(plan), inventory, ground)
+
+    assert ("10.0.0.2", 18805) in _ports(slices["b"], {"chat-aggregated-0"})
+    assert ("10.0.0.2", 18805) not in _ports(slices["a"], {"chat-aggregated-0.1"})
+    assert any(text.startswith("10.0.0.2:18805 (") for text in listens_openly(slices["b"]))
+    # What vLLM opens besides cannot be chosen.
+    (member,) = slices["a"].engines
+    real = replace(slices["a"], engines=(replace(member, kind="vllm"),))
+    assert any(text.startswith("10.0.0.1, ports as the kernel") for text in listens_openly(real))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"rendezvous_port": 18806}, {"others": (Member("a", (PlannedGpu("GPU-1", 0),)),)}],
+)
+def test_what_changes_for_one_part_of_an_engine_changes_it_for_all(plan, inventory, ground, change):
+    before = make_slices(over_two(plan), inventory, ground)
+    after = make_slices(over_two(plan, **change), inventory, ground)
+
+    for name in "ab":
+        (was,), (now,) = before[name].engines, after[name].engines
+        assert was.gang.digest != now.gang.digest
+        assert spec_digest(was) != spec_digest(now)
+
+
+def test_engines_inside_one_host_have_no_gang(plan, inventory, ground):
+    for one in make_slices(plan, inventory, ground).values():
+        assert all(engine.gang is None for engine in one.engines)
+        assert "member" not in tls_names(one)
 
 
 def test_equal_plans_give_equal_bytes(plan, inventory, ground):
