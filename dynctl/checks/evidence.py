@@ -145,11 +145,20 @@ class Evidence:
 
     def replicas_on(self, host_name: str) -> list[Replica]:
         """The plan's replicas on one host."""
-        return [replica for _, _, replica in self.replicas() if replica.host_name == host_name]
+        return [
+            replica
+            for _, _, replica in self.replicas()
+            if any(member.host_name == host_name for member in replica.members)
+        ]
 
     def uses_gpu(self, gpu: Gpu) -> list[str]:
         """Ids of the planned replicas on a GPU."""
-        return [r.id for _, _, r in self.replicas() if any(p.uuid == gpu.uuid for p in r.gpus)]
+        return [
+            replica.member_id(rank)
+            for _, _, replica in self.replicas()
+            for rank, member in enumerate(replica.members)
+            if any(planned.uuid == gpu.uuid for planned in member.gpus)
+        ]
 
     def uses_nic(self, host_name: str, nic: Nic) -> bool:
         """Tell whether a planned replica moves KV blocks over an RDMA port; a device without a port is its first."""
@@ -163,6 +172,14 @@ class Evidence:
             replica.role is not Role.AGGREGATED and planned.engine_kind != "sim"
             for planned, _, replica in self.replicas()
             if replica.host_name == host_name
+        )
+
+    def is_spread(self, host_name: str) -> bool:
+        """Tell whether a host is planned to run a part of a real engine that is over several hosts."""
+        return any(
+            len(replica.members) > 1 and planned.engine_kind != "sim"
+            for planned, _, replica in self.replicas()
+            if any(member.host_name == host_name for member in replica.members)
         )
 
     def transfers_between_hosts(self) -> list[tuple[str, str]]:
@@ -217,6 +234,7 @@ class Evidence:
         if self.plan is None:
             return bool(host.gpus) or host.cpu_slots > 0
         return any(
-            planned.name == wish.name and replica.host_name == host.name
+            planned.name == wish.name and member.host_name == host.name
             for planned, _, replica in self.replicas()
+            for member in replica.members
         )

@@ -29,7 +29,7 @@ def planned_ports(plan: Plan | None) -> list[PlannedPort]:
     """Every port of a plan, in plan order; none without a plan."""
     if plan is None:
         return []
-    used = {replica.host_name for _, _, replica in plan.replicas()}
+    used = {m.host_name for _, _, replica in plan.replicas() for m in replica.members}
     addresses = {host.name: host.data_address for host in plan.hosts}
     ports = [
         PlannedPort(host.name, host.data_address, host.relay_port, "relay")
@@ -51,6 +51,10 @@ def planned_ports(plan: Plan | None) -> list[PlannedPort]:
                 )
                 for rank in range(pool.parallelism.dp)
             ]
+        if replica.rendezvous_port is not None:
+            address = addresses[replica.host_name]
+            what = f"rendezvous of {replica.id}"
+            ports.append(PlannedPort(replica.host_name, address, replica.rendezvous_port, what))
     return [port for port in ports if port.port]
 
 
@@ -77,7 +81,11 @@ def is_open(listener: Listener) -> bool:
 
 
 def is_planned(evidence: Evidence, host_name: str, listener: Listener) -> bool:
-    """Tell whether the plan gives this port to something on the host, or it is one of NIXL's own."""
+    """Tell whether the plan gives this port to something on the host, or it is NIXL's own or one between parts of an engine."""
     ports = {p.port for p in planned_ports(evidence.plan) if p.host_name == host_name}
     is_transfer = listener.port in UCX_PORTS and evidence.is_split(host_name)
-    return listener.port in ports or is_transfer
+    # Those are given by the kernel, on the data address alone.
+    is_between = evidence.is_spread(host_name) and (
+        listener.address == evidence.address_of(host_name)
+    )
+    return listener.port in ports or is_transfer or is_between

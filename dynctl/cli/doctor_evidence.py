@@ -127,7 +127,7 @@ def _models(inventory: Inventory) -> tuple[str, ...]:
 
 
 def _reaches(plan: Plan | None, host_name: str, reached: Sequence[str]) -> tuple[Reach, ...]:
-    """Connections this host will need: relays, where it runs a router; side channels, where it decodes."""
+    """Connections this host will need: relays, of a router and between parts of engines; side channels, where it decodes."""
     if plan is None:
         return ()
     hosts = {host.name: host for host in plan.hosts}
@@ -138,6 +138,14 @@ def _reaches(plan: Plan | None, host_name: str, reached: Sequence[str]) -> tuple
             for name in dict.fromkeys(r.host_name for r in replicas):
                 at = hosts[name]
                 wanted.append(Reach("relay", name, at.data_address, at.relay_port, ""))
+        for replica in replicas:
+            names = [member.host_name for member in replica.members]
+            # The first is told of all others, and each of those of it.
+            others = names[1:] if host_name == names[0] else names[:1] if host_name in names else []
+            wanted += [
+                Reach("relay", name, hosts[name].data_address, hosts[name].relay_port, "")
+                for name in others
+            ]
         if any(r.host_name == host_name and r.role is Role.DECODE for r in replicas):
             wanted += [
                 Reach(
@@ -154,7 +162,7 @@ def _reaches(plan: Plan | None, host_name: str, reached: Sequence[str]) -> tuple
             ]
     return tuple(
         reach
-        for reach in wanted
+        for reach in dict.fromkeys(wanted)
         if reach.host_name in reached
         and reach.host_name != host_name
         and not is_loopback(reach.address)

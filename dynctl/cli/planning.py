@@ -349,7 +349,8 @@ def _summary(planned: PlannedDeployment) -> list[str]:
         f"{len(pool.replicas)} {pool.role.value} {parallelism_text(pool.parallelism)}"
         for pool in planned.pools
     )
-    gpus = sum(len(replica.gpus) for pool in planned.pools for replica in pool.replicas)
+    replicas = [replica for pool in planned.pools for replica in pool.replicas]
+    gpus = sum(len(member.gpus) for replica in replicas for member in replica.members)
     found = planned.estimate
     if found is None:
         return [layout, str(gpus), "–", "–", "–", "–"]

@@ -187,7 +187,7 @@ def _planned_hosts(wanted: Inventory) -> set[str]:
     if plan is None:
         return set()
     routers = {deployment.router.host_name for deployment in plan.deployments}
-    return routers | {replica.host_name for _, _, replica in plan.replicas()}
+    return routers | {m.host_name for _, _, replica in plan.replicas() for m in replica.members}
 
 
 def _draw(statuses: dict[str, Any], seen: "Views") -> None:
@@ -215,7 +215,7 @@ def _draw(statuses: dict[str, Any], seen: "Views") -> None:
             rows.append(
                 [
                     unit.id,
-                    unit.role or unit.kind,
+                    unit.kind if unit.leader else unit.role or unit.kind,
                     name,
                     unit.state.value,
                     pid,

@@ -86,6 +86,8 @@ class PoolWish:
     parallelism: Parallelism = field(default_factory=Parallelism)
     hosts: tuple[str, ...] = ()
     """Names, globs or groups; empty: any."""
+    nodes: int = 1
+    """Hosts each of its engines is over, with an equal share of its GPUs on each."""
 
 
 @dataclass(frozen=True, slots=True)

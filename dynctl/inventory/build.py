@@ -160,7 +160,7 @@ def _engine(part: str | EnginePart) -> EngineSpec:
 
 def _pool(part: PoolPart) -> PoolWish:
     parallelism = Parallelism(part.tp, part.pp, part.dp, part.ep)
-    return PoolWish(Role(part.role), part.replicas, parallelism, tuple(part.hosts))
+    return PoolWish(Role(part.role), part.replicas, parallelism, tuple(part.hosts), part.nodes)
 
 
 def _check_engine(

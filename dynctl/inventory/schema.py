@@ -236,6 +236,8 @@ class PoolPart(_Part):
     """Data-parallel ranks, each on tp × pp GPUs and with a KV cache of its own."""
     ep: Count = 1
     """Expert parallel size: 1, or all tp × dp ranks."""
+    nodes: Count = 1
+    """Hosts each engine is over, with an equal share of its GPUs on each. Of aggregated engines without dp."""
     hosts: list[Text] = []
     """Host names, globs or groups it may use. Without it: any."""
 

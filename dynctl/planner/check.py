@@ -75,7 +75,8 @@ def refuse_simulated(plan: Plan, topology: Topology) -> None:
     used = {
         declared[gpu.uuid]
         for _, _, replica in plan.replicas()
-        for gpu in replica.gpus
+        for member in replica.members
+        for gpu in member.gpus
         if gpu.uuid in declared
     }
     if used:

@@ -50,6 +50,7 @@ class Pool:
     dp: int = 1
     ep: int = 1
     hosts: Sequence[str] = ()
+    nodes: int = 1
 
 
 @dataclass(frozen=True)

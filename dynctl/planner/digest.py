@@ -7,6 +7,8 @@ from typing import Any
 
 from dynctl.core.plan import Plan, Sourced
 
+_SPREAD = ("others", "rendezvous_port")
+
 
 def digest_of(plan: Plan) -> str:
     """Hash what `up` acts on: hosts, pools, GPUs, ports, routers, limits."""
@@ -33,7 +35,7 @@ def digest_of(plan: Plan) -> str:
                         "role": pool.role.value,
                         "parallelism": asdict(pool.parallelism),
                         "max_num_batched_tokens": _told(pool.max_num_batched_tokens),
-                        "replicas": [asdict(replica) for replica in pool.replicas],
+                        "replicas": [_used(asdict(replica)) for replica in pool.replicas],
                     }
                     for pool in d.pools
                 ],
@@ -43,6 +45,11 @@ def digest_of(plan: Plan) -> str:
     }
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _used(replica: dict[str, Any]) -> dict[str, Any]:
+    """A replica without what only engines over several hosts have: digests of others are as before there were any."""
+    return {name: value for name, value in replica.items() if value or name not in _SPREAD}
 
 
 def _told(limit: Sourced | None) -> float | None:

@@ -1,6 +1,6 @@
 """A planned deployment as table rows for a terminal. Pure."""
 
-from dynctl.core.plan import Figure, Parallelism, PlannedDeployment, Pool
+from dynctl.core.plan import Figure, Parallelism, PlannedDeployment, Pool, Replica
 from dynctl.core.units import format_bytes, format_count, format_seconds
 
 
@@ -10,14 +10,20 @@ def replica_rows(planned: PlannedDeployment) -> list[list[str]]:
         [
             replica.id,
             pool.role.value,
-            replica.host_name,
+            " + ".join(member.host_name for member in replica.members),
             parallelism_text(pool.parallelism),
-            ",".join(str(gpu.index) for gpu in replica.gpus) or "–",
+            _indexes(replica),
             str(replica.side_channel_port or "–"),
         ]
         for pool in planned.pools
         for replica in pool.replicas
     ]
+
+
+def _indexes(replica: Replica) -> str:
+    """GPUs of each of its parts; a dash where it has none."""
+    parts = [",".join(str(gpu.index) for gpu in member.gpus) for member in replica.members]
+    return " + ".join(parts) if any(parts) else "–"
 
 
 def parallelism_text(parallelism: Parallelism) -> str:

@@ -13,12 +13,26 @@ from dynctl.core.engine_flags import cpu_kv_gib
 from dynctl.core.hardware import Host
 from dynctl.core.inventory import DeploymentWish, HostEntry, PoolWish
 from dynctl.core.model import Model
-from dynctl.core.plan import MemorySheet, Parallelism, Pool, Replica, Role, Sourced
+from dynctl.core.plan import (
+    Member,
+    MemorySheet,
+    Parallelism,
+    Pool,
+    Replica,
+    Role,
+    Sourced,
+)
 from dynctl.core.text import clean
 from dynctl.core.units import GIB, format_bytes
 from dynctl.errors import PlanError, UsageError
 from dynctl.planner.limits import declared, simulated_batched_tokens
-from dynctl.planner.memory import CPU_KV_BYTES, cpu_sheet, rank_tokens, unstartable
+from dynctl.planner.memory import (
+    CPU_KV_BYTES,
+    cpu_sheet,
+    rank_tokens,
+    unspreadable,
+    unstartable,
+)
 from dynctl.planner.options import needed_tokens
 from dynctl.planner.placement import Allocation, matches
 from dynctl.sim.options import SimOptions
@@ -112,22 +126,12 @@ def _pool(
             f"{where}: engine {wish.engine.kind} on device cpu needs CPU slots and no host declares any",
             "set cpu_slots on a host in the inventory",
         )
-    usable = _preferred(hosts)
-    chosen = []
-    for i in range(pool.replicas):
-        host = allocation.take_slot(
-            hosts if is_cpu else usable, wish.name, pool.role, must_have_slot=is_cpu
-        )
-        if host is None:
-            total = sum(h.cpu_slots for h in hosts)
-            raise PlanError(
-                f"{where} asks for {pool.replicas} replicas; after {i} the {total} CPU slots of its hosts are taken",
-                "raise cpu_slots, or ask for fewer replicas",
-            )
-        chosen.append(host)
+    if fault := unspreadable(pool):
+        raise PlanError(f"{where}: {fault[0]}", fault[1])
+    chosen = _place(wish, allocation, where, pool, hosts, is_cpu=is_cpu)
     start = sum(len(p.replicas) for p in before if p.role is pool.role)
     memory = (
-        _slot_sheet(wish, model, where, chosen, pool.parallelism)
+        _slot_sheet(wish, model, where, [h for mine in chosen for h in mine], pool.parallelism)
         if is_cpu and model is not None
         else None
     )
@@ -135,14 +139,54 @@ def _pool(
         Replica(
             id=f"{wish.name}-{pool.role.value}-{start + i}",
             role=pool.role,
-            host_name=host.name,
+            host_name=mine[0].name,
             side_channel_port=None
             if pool.role is Role.AGGREGATED
-            else allocation.side_channel_port(host, pool.parallelism.num_gpus),
+            else allocation.side_channel_port(mine[0], pool.parallelism.num_gpus),
+            others=tuple(Member(host.name) for host in mine[1:]),
+            rendezvous_port=allocation.rendezvous_port(mine[0]) if len(mine) > 1 else None,
         )
-        for i, host in enumerate(chosen)
+        for i, mine in enumerate(chosen)
     )
     return Pool(pool.role, pool.parallelism, replicas, memory, _batched(wish, is_cpu=is_cpu))
+
+
+def _place(
+    wish: DeploymentWish,
+    allocation: Allocation,
+    where: str,
+    pool: PoolWish,
+    hosts: Sequence[Host],
+    *,
+    is_cpu: bool,
+) -> list[list[Host]]:
+    """Choose the hosts of each replica, of most one.
+
+    Raises:
+        PlanError: when there are not enough.
+    """
+    if len(hosts) < pool.nodes:
+        raise PlanError(
+            f"{where} asks for engines over {pool.nodes} hosts each and may use {len(hosts)}",
+            "name more hosts",
+        )
+    usable = hosts if is_cpu else _preferred(hosts)
+    able = usable if len(usable) >= pool.nodes else hosts
+    chosen: list[list[Host]] = []
+    for i in range(pool.replicas):
+        mine: list[Host] = []
+        for _ in range(pool.nodes):
+            others = [host for host in able if host not in mine]
+            host = allocation.take_slot(others, wish.name, pool.role, must_have_slot=is_cpu)
+            if host is None:
+                total = sum(h.cpu_slots for h in hosts)
+                raise PlanError(
+                    f"{where} asks for {pool.replicas} replicas; after {i} the {total} CPU slots of its hosts are taken",
+                    "raise cpu_slots, or ask for fewer replicas",
+                )
+            mine.append(host)
+        chosen.append(mine)
+    return chosen
 
 
 def _batched(wish: DeploymentWish, *, is_cpu: bool) -> Sourced | None:

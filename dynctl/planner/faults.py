@@ -11,9 +11,18 @@ from typing import TypeVar
 
 from dynctl.core.addresses import is_loopback
 from dynctl.core.hardware import GpuState, Host
-from dynctl.core.inventory import DeploymentWish, Inventory
+from dynctl.core.inventory import DeploymentWish, Inventory, PoolWish
 from dynctl.core.model import Model
-from dynctl.core.plan import MemorySheet, Parallelism, Plan, PlannedDeployment, Pool, Replica, Role
+from dynctl.core.plan import (
+    Member,
+    MemorySheet,
+    Parallelism,
+    Plan,
+    PlannedDeployment,
+    Pool,
+    Replica,
+    Role,
+)
 from dynctl.core.text import is_name
 from dynctl.core.units import format_bytes, whole
 from dynctl.errors import PlanError, UsageError
@@ -21,7 +30,7 @@ from dynctl.inventory.problems import shown, suggest
 from dynctl.planner.calibration import Calibration
 from dynctl.planner.engines import Need, cpu_room, need_of
 from dynctl.planner.limits import room_of
-from dynctl.planner.memory import legal_tp, rank_tokens, sheet, unstartable
+from dynctl.planner.memory import legal_tp, rank_tokens, sheet, unspreadable, unstartable
 from dynctl.planner.options import needed_tokens
 from dynctl.planner.placement import kind_of, natural, port_space, replica_groups
 from dynctl.planner.transfer import Fabric
@@ -80,6 +89,7 @@ def faults_of(ground: Ground) -> Iterator[Fault]:
     yield from _host_faults(ground)
     yield from _name_faults(ground)
     yield from _gpu_faults(ground)
+    yield from _kind_faults(ground)
     yield from _port_faults(ground)
     for loc, deployment in _numbered(ground.plan.deployments, ("deployments",)):
         yield from _router_faults(ground, loc, deployment)
@@ -95,6 +105,14 @@ def _replicas(plan: Plan) -> Iterator[tuple[Loc, Pool, Replica]]:
         for here, pool in _numbered(deployment.pools, (*at, "pools")):
             for loc, replica in _numbered(pool.replicas, (*here, "replicas")):
                 yield loc, pool, replica
+
+
+def _members(plan: Plan) -> Iterator[tuple[Loc, Replica, Member]]:
+    """Every part of every replica, most of which have one."""
+    for loc, _, replica in _replicas(plan):
+        yield loc, replica, replica.members[0]
+        for here, member in _numbered(replica.others, (*loc, "others")):
+            yield here, replica, member
 
 
 def _twice(uses: Iterable[tuple[Loc, str]], what: str) -> Iterator[Fault]:
@@ -137,7 +155,7 @@ def _host_faults(ground: Ground) -> Iterator[Fault]:
         ((*loc, "router", "host"), d.router.host_name)
         for loc, d in _numbered(plan.deployments, ("deployments",))
     ]
-    used += [((*loc, "host"), replica.host_name) for loc, _, replica in _replicas(plan)]
+    used += [((*loc, "host"), member.host_name) for loc, _, member in _members(plan)]
     for loc, name in used:
         if name not in listed:
             yield Fault(
@@ -170,23 +188,29 @@ def _name_faults(ground: Ground) -> Iterator[Fault]:
 def _gpu_faults(ground: Ground) -> Iterator[Fault]:
     gpus = [
         ((*at, "uuid"), gpu.uuid)
-        for loc, _, replica in _replicas(ground.plan)
-        for at, gpu in _numbered(replica.gpus, (*loc, "gpus"))
+        for loc, _, member in _members(ground.plan)
+        for at, gpu in _numbered(member.gpus, (*loc, "gpus"))
     ]
     yield from _twice(gpus, "GPU")
-    for loc, _, replica in _replicas(ground.plan):
-        host = ground.hosts.get(replica.host_name)
+    for loc, replica, member in _members(ground.plan):
+        host = ground.hosts.get(member.host_name)
         known = {gpu.uuid: gpu for gpu in host.gpus} if host else {}
-        for at, planned in _numbered(replica.gpus, (*loc, "gpus")):
+        for at, planned in _numbered(member.gpus, (*loc, "gpus")):
             gpu = known.get(planned.uuid)
             if host is not None and gpu is None:
                 text = f"{replica.id}: {host.name} has no GPU {planned.uuid}"
                 yield Fault((*at, "uuid"), text)
             elif gpu is not None and gpu.state is not GpuState.FREE:
                 held = f", held by {gpu.holders}" if gpu.holders else ""
-                where = f"GPU {gpu.index} of {replica.host_name}"
+                where = f"GPU {gpu.index} of {member.host_name}"
                 yield Fault((*at, "uuid"), f"{replica.id}: {where} is {gpu.state.value}{held}")
-        if len({kind_of(known[g.uuid]) for g in replica.gpus if g.uuid in known}) > 1:
+
+
+def _kind_faults(ground: Ground) -> Iterator[Fault]:
+    known = {gpu.uuid: gpu for host in ground.hosts.values() for gpu in host.gpus}
+    for loc, _, replica in _replicas(ground.plan):
+        uuids = [gpu.uuid for member in replica.members for gpu in member.gpus]
+        if len({kind_of(known[uuid]) for uuid in uuids if uuid in known}) > 1:
             yield Fault((*loc, "gpus"), f"{replica.id}: GPUs of different kinds in one engine")
 
 
@@ -206,6 +230,9 @@ def _port_faults(ground: Ground) -> Iterator[Fault]:
             for port in range(first, first + pool.parallelism.num_gpus):
                 at = (*loc, "side_channel_port")
                 use(at, replica.host_name, port, f"side channel of {replica.id}")
+        if replica.rendezvous_port is not None:
+            at = (*loc, "rendezvous_port")
+            use(at, replica.host_name, replica.rendezvous_port, f"rendezvous of {replica.id}")
     for loc, deployment in _numbered(plan.deployments, ("deployments",)):
         router = deployment.router
         if listened := whole(router.listen.rpartition(":")[2]):
@@ -285,18 +312,40 @@ def _deployment_faults(ground: Ground, loc: Loc, planned: PlannedDeployment) -> 
 def _replica_faults(
     ground: Ground, loc: Loc, wish: DeploymentWish, pool: Pool, replica: Replica, need: Need
 ) -> Iterator[Fault]:
-    size = pool.parallelism.num_gpus
-    if need is Need.GPUS and len(replica.gpus) != size:
-        text = f"{replica.id}: {len(replica.gpus)} GPUs for parallelism of {size}"
-        yield Fault((*loc, "gpus"), text)
-    if need is not Need.GPUS and replica.gpus:
-        yield Fault((*loc, "gpus"), f"{replica.id}: engine {wish.engine.kind} takes no GPUs")
+    yield from _spread_faults(loc, pool, replica, need)
+    size = pool.parallelism.num_gpus // len(replica.members)
+    for number, member in enumerate(replica.members):
+        here = (*loc, "others", number - 1) if number else loc
+        if need is Need.GPUS and len(member.gpus) != size:
+            share = f" over {len(replica.members)} hosts" if replica.others else ""
+            text = f"{replica.id}: {len(member.gpus)} GPUs for parallelism of {pool.parallelism.num_gpus}{share}"
+            yield Fault((*here, "gpus"), text)
+        if need is not Need.GPUS and member.gpus:
+            text = f"{replica.id}: engine {wish.engine.kind} takes no GPUs"
+            yield Fault((*here, "gpus"), text)
+        host = ground.hosts.get(member.host_name)
+        if need is Need.CPU_SLOTS and host is not None and not host.cpu_slots:
+            yield Fault((*here, "host"), f"{replica.id}: {host.name} declares no cpu_slots")
     takes_port = pool.role is not Role.AGGREGATED and need is not Need.URL
     if takes_port and replica.side_channel_port is None:
         yield Fault(loc, f"{replica.id}: a {pool.role.value} engine needs a side_channel_port")
-    host = ground.hosts.get(replica.host_name)
-    if need is Need.CPU_SLOTS and host is not None and not host.cpu_slots:
-        yield Fault((*loc, "host"), f"{replica.id}: {host.name} declares no cpu_slots")
+
+
+def _spread_faults(loc: Loc, pool: Pool, replica: Replica, need: Need) -> Iterator[Fault]:
+    """What is wrong with an engine that is over several hosts."""
+    if not replica.others:
+        if replica.rendezvous_port is not None:
+            text = f"{replica.id}: a rendezvous_port, and no others to meet there"
+            yield Fault((*loc, "rendezvous_port"), text)
+        return
+    if replica.rendezvous_port is None:
+        yield Fault(loc, f"{replica.id}: an engine over several hosts needs a rendezvous_port")
+    names = [(loc, replica.host_name)]
+    names += [((*at, "host"), m.host_name) for at, m in _numbered(replica.others, (*loc, "others"))]
+    yield from _twice(names, f"{replica.id}: host")
+    wished = PoolWish(pool.role, 1, pool.parallelism, nodes=len(replica.members))
+    if fault := unspreadable(wished, is_url=need is Need.URL):
+        yield Fault((*loc, "others"), f"{replica.id}: {fault[0]}", fault[1])
 
 
 def _memory_faults(
@@ -341,7 +390,8 @@ def sheet_of(
         return None
     need = need_of(wish)
     if need is Need.CPU_SLOTS:
-        hosts = [ground.hosts[r.host_name] for r in pool.replicas if r.host_name in ground.hosts]
+        names = [m.host_name for r in pool.replicas for m in r.members]
+        hosts = [ground.hosts[name] for name in names if name in ground.hosts]
         return cpu_room(wish, model, hosts, pool.parallelism) if hosts else None
     if need is not Need.GPUS:
         return None

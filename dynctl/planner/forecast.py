@@ -64,6 +64,10 @@ def price(
         return _price_simulated(wish, pools)
     if not groups or model is None:
         return None, [_why_not(wish, model)]
+    if any(pool.nodes > 1 for pool in pools):
+        return None, [
+            "not estimated: engines over several hosts are as fast as the network between them"
+        ]
     classes = []
     for role, taken in groups.items():
         for pool, mine in _by_pool(role, pools, taken):

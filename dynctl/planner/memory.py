@@ -8,12 +8,15 @@ Pure.
 import math
 from dataclasses import dataclass, replace
 
+from dynctl.core.inventory import PoolWish
 from dynctl.core.model import Model
-from dynctl.core.plan import MemorySheet, Parallelism
+from dynctl.core.plan import MemorySheet, Parallelism, Role
 from dynctl.core.units import GIB
 from dynctl.kv.ranks import MAX_RANKS
 from dynctl.planner.peaks import GpuSpec
 
+MAX_NODES = 32
+"""Hosts one engine may be over."""
 VOLTA_FORMATS = frozenset({"bf16", "int4", "int8"})
 """What GPUs of compute capability 7.0 compute; 8-bit and 4-bit floats need 7.5 or more."""
 BLOCK_TOKENS = 16
@@ -171,6 +174,30 @@ def unstartable(
             f"dp {dp}: on CPUs vLLM cannot exchange tokens between ranks of a model with experts",
             f"ask for {dp} replicas instead",
         )
+    return None
+
+
+def unspreadable(pool: PoolWish, *, is_url: bool = False) -> tuple[str, str] | None:
+    """Say why no engine of a pool can be over so many hosts, and what can; None: one can."""
+    size = pool.parallelism.tp * pool.parallelism.pp
+    if pool.nodes == 1:
+        return None
+    if is_url:
+        return "a server that runs already is where it is", "leave nodes out"
+    if pool.role is not Role.AGGREGATED:
+        return f"a {pool.role.value} engine cannot be over several hosts", "make it aggregated"
+    if pool.parallelism.dp > 1:
+        return f"dp {pool.parallelism.dp} over several hosts", "ask for more replicas instead"
+    if size % pool.nodes:
+        return (
+            f"tp {pool.parallelism.tp} × pp {pool.parallelism.pp} do not divide over {pool.nodes} hosts evenly",
+            "give each host as many",
+        )
+    share = size // pool.nodes
+    if pool.nodes > MAX_NODES:
+        return f"{pool.nodes} hosts for one engine", f"give it at most {MAX_NODES}"
+    if share % pool.parallelism.tp and pool.parallelism.tp % share:
+        return f"{share} ranks a host cut across tp {pool.parallelism.tp}", "choose another size"
     return None
 
 

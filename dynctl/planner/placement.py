@@ -7,13 +7,13 @@ Pure: an Allocation lives inside one planning run.
 import fnmatch
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from dynctl.core.addresses import is_loopback
 from dynctl.core.hardware import Gpu, GpuState, Host
 from dynctl.core.inventory import HostEntry
-from dynctl.core.plan import PlannedGpu, Pool, Replica, Role
+from dynctl.core.plan import Member, PlannedGpu, Pool, Replica, Role
 from dynctl.errors import PlanError
 from dynctl.planner.grouping import (
     Near,
@@ -304,6 +304,11 @@ class Allocation:
         self.relay_port(host)
         return self._port(host, ranks)
 
+    def rendezvous_port(self, host: Host) -> int:
+        """Where the parts of an engine over several hosts meet, on the first of them."""
+        self.relay_port(host)
+        return self._port(host, 1)
+
     def _port(self, host: Host, count: int) -> int:
         space = port_space(host.data_address)
         used = self._ports.get(space, 0)
@@ -350,4 +355,16 @@ def replica_on(group: Group, replica_id: str, role: Role, side_channel_port: int
         gpus=tuple(PlannedGpu(gpu.uuid, gpu.index) for gpu in group.gpus),
         side_channel_port=side_channel_port,
         nics=near_nics(group) if role is not Role.AGGREGATED else (),
+    )
+
+
+def spread(replica: Replica, groups: Sequence[Group], rendezvous_port: int) -> Replica:
+    """The replica over the hosts of some groups, of which it is on the first."""
+    return replace(
+        replica,
+        others=tuple(
+            Member(group.host.name, tuple(PlannedGpu(gpu.uuid, gpu.index) for gpu in group.gpus))
+            for group in groups[1:]
+        ),
+        rendezvous_port=rendezvous_port,
     )

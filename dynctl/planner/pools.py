@@ -18,7 +18,7 @@ from dynctl.planner.choosing import Trail, choose, settle, tuned
 from dynctl.planner.grouping import num_nvlinks
 from dynctl.planner.layouts import Choice, Part, Pricer
 from dynctl.planner.limits import batched_tokens
-from dynctl.planner.memory import legal_tp, unstartable
+from dynctl.planner.memory import legal_tp, unspreadable, unstartable
 from dynctl.planner.options import Option, for_decoding
 from dynctl.planner.pairing import RULE, leaning, pair_fault
 from dynctl.planner.placement import (
@@ -30,6 +30,7 @@ from dynctl.planner.placement import (
     matches,
     natural,
     replica_on,
+    spread,
 )
 from dynctl.planner.refusing import refuse_fit
 from dynctl.planner.spanning import OpenGpus, about_domains, better_elsewhere, over_hosts
@@ -253,7 +254,8 @@ def _about_pairs(draft: Draft) -> list[str]:
 def _explicit_pool(
     draft: Draft, number: int, pool: PoolWish, ground: Ground, hosts: Sequence[Host]
 ) -> None:
-    wish, size, allocation = draft.wish, pool.parallelism.num_gpus, ground.allocation
+    wish, allocation = draft.wish, ground.allocation
+    size = pool.parallelism.num_gpus // max(1, pool.nodes)
     where = f"deployment {wish.name}: pool {number + 1} ({pool.role.value})"
     if pool.replicas < 1 or size < 1:
         raise PlanError(
@@ -270,7 +272,7 @@ def _explicit_pool(
             f"({draft.model.num_kv_heads} KV heads) of {draft.model.name}",
             "choose a power of two that does",
         )
-    if fault := unstartable(draft.model, pool.parallelism):
+    if fault := unstartable(draft.model, pool.parallelism) or unspreadable(pool):
         raise PlanError(f"{where}: {fault[0]}", fault[1])
     if (
         draft.model is not None
@@ -282,24 +284,36 @@ def _explicit_pool(
             "which takes more memory and no exchange"
         )
     kinds = _fitting_kinds(draft, where, pool, ground, allowed)
-    groups = _take_pool(draft, pool, kinds, allocation, allowed)
-    if len(groups) < pool.replicas:
-        got = len(groups)
-        largest = max((len(h.gpus) for h in allowed), default=0)
-        raise PlanError(
-            f"{where} asks for {pool.replicas} × {size} GPUs; the free ones give {got} such groups, each inside one host "
-            f"(the largest has {largest} GPUs)",
-            f"ask for {got} replicas"
-            if got
-            else "ask for smaller engines: over several hosts they cannot be started yet",
-        )
+    engines = _take_pool(draft, pool, kinds, allocation, allowed)
+    if len(engines) < pool.replicas:
+        raise _too_few(where, pool, len(engines), size, allowed)
+    groups = [engine[0] for engine in engines]
     option = None
     if draft.model is not None:
         option = sizes.option_of(wish, draft.model, pool.parallelism, groups, ground.calibration)
+        if pool.nodes > 1:
+            option = replace(option, pace=None)
         if option.pace is not None and pool.role is Role.AGGREGATED:
             pricer = Pricer(wish, ground.fabric, ground.most_priced, ground.calibration)
             option, _ = tuned(pricer, draft.model, option)
-    _add_pool(draft, ground, pool.role, pool.parallelism, groups, option)
+    _add_pool(draft, ground, pool.role, pool.parallelism, groups, option, engines)
+
+
+def _too_few(where: str, pool: PoolWish, got: int, size: int, hosts: Sequence[Host]) -> PlanError:
+    largest = max((len(h.gpus) for h in hosts), default=0)
+    if pool.nodes > 1:
+        return PlanError(
+            f"{where} asks for {pool.replicas} engines over {pool.nodes} hosts each, with {size} GPUs of one kind on every one; "
+            f"the free ones give {got}",
+            f"ask for {got} replicas" if got else "ask for fewer nodes, or smaller engines",
+        )
+    return PlanError(
+        f"{where} asks for {pool.replicas} × {size} GPUs; the free ones give {got} such groups, each inside one host "
+        f"(the largest has {largest} GPUs)",
+        f"ask for {got} replicas"
+        if got
+        else "ask for smaller engines, or for engines over several hosts with nodes: 2 or more",
+    )
 
 
 def _fitting_kinds(
@@ -332,18 +346,36 @@ def _take_pool(
     kinds: Sequence[GpuKind],
     allocation: Allocation,
     hosts: Sequence[Host],
-) -> list[Group]:
-    """Take groups for a pool, of one kind if enough of it is there, else kind after kind."""
-    found = {kind: sizes.groups_of(allocation, hosts, kind, pool.parallelism) for kind in kinds}
-    enough = [kind for kind in kinds if len(found[kind]) >= pool.replicas]
-    groups: list[Group] = []
+) -> list[list[Group]]:
+    """Take the groups of a pool's engines, one on each of an engine's hosts; of one kind if enough is there, else kind after kind."""
+    share = _share(pool)
+    found = {kind: sizes.groups_of(allocation, hosts, kind, share) for kind in kinds}
+    enough = [kind for kind in kinds if len(found[kind]) >= pool.replicas * pool.nodes]
+    engines: list[list[Group]] = []
     for kind in enough[:1] or kinds:
-        while len(groups) < pool.replicas:
-            group = allocation.take_group(found[kind], draft.wish.name, pool.role)
-            if group is None:
+        while len(engines) < pool.replicas:
+            groups: list[Group] = []
+            for _ in range(pool.nodes):
+                taken = {one.host.name for one in groups}
+                able = [g for g in found[kind] if g.host.name not in taken]
+                group = allocation.take_group(able, draft.wish.name, pool.role)
+                if group is not None:
+                    groups.append(group)
+            if len(groups) < pool.nodes:
+                allocation.give_back(groups, draft.wish.name, pool.role)
                 break
-            groups.append(group)
-    return groups
+            engines.append(groups)
+    return engines
+
+
+def _share(pool: PoolWish) -> Parallelism:
+    """What of an engine is on each of its hosts: whole pipeline stages, or a part of one."""
+    whole = pool.parallelism
+    if pool.nodes == 1:
+        return whole
+    size = whole.num_gpus // pool.nodes
+    tp = min(whole.tp, size)
+    return Parallelism(tp, size // tp)
 
 
 def _add_pool(
@@ -353,8 +385,12 @@ def _add_pool(
     parallelism: Parallelism,
     groups: Sequence[Group],
     option: Option | None,
+    engines: Sequence[Sequence[Group]] = (),
 ) -> None:
-    """Make replicas of groups, and say what is worth knowing of them; `option` is what they are, None: not known."""
+    """Make replicas of groups, and say what is worth knowing of them; `option` is what they are, None: not known.
+
+    `engines` has, for each, all its groups where an engine is over several hosts.
+    """
     name, size, allocation = draft.wish.name, parallelism.num_gpus, ground.allocation
     start = sum(len(pool.replicas) for pool in draft.pools if pool.role is role)
     replicas = tuple(
@@ -366,6 +402,11 @@ def _add_pool(
         )
         for i, group in enumerate(groups)
     )
+    if any(len(parts) > 1 for parts in engines):
+        replicas = tuple(
+            spread(replica, parts, allocation.rendezvous_port(parts[0].host))
+            for replica, parts in zip(replicas, engines, strict=True)
+        )
     draft.groups.setdefault(role, []).extend(groups)
     pool = Pool(role, parallelism, replicas)
     if option is not None and draft.model is not None:

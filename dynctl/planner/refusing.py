@@ -168,7 +168,7 @@ def refuse_fit(
 ) -> PlanError:
     """The error for a model that fits nowhere: the smallest shortfall and the nearest change.
 
-    `spanning` names a layout over several hosts that would hold it, which cannot be started yet.
+    `spanning` names a layout over several hosts that would hold it.
     """
     nearest = min(misfits, key=lambda m: m.missing_bytes)
     if nearest.missing_bytes >= NEVER_BYTES:
@@ -204,7 +204,7 @@ def _would_hold(wish: DeploymentWish, model: Model, calibration: Calibration) ->
         larger = GpuKind("", gib * GIB)
         if fitting_batch(wish, model, larger, Parallelism(sizes[-1]), calibration) is not None:
             return f"{_gpus(sizes[-1])} of {gib} GiB in one host would do"
-    return "it needs several hosts per engine, which up cannot start yet"
+    return "it needs several hosts per engine"
 
 
 def _gpus(count: int) -> str:

@@ -208,7 +208,8 @@ def _hosts(
 ) -> tuple[PlannedHost, ...]:
     """The hosts that run something, by name."""
     used = {d.router.host_name for d in deployments}
-    used |= {r.host_name for d in deployments for p in d.pools for r in p.replicas}
+    replicas = [r for d in deployments for p in d.pools for r in p.replicas]
+    used |= {member.host_name for replica in replicas for member in replica.members}
     return tuple(
         PlannedHost(host.name, host.machine_id, host.data_address, allocation.relay_port(host))
         for host in allocation.hosts
@@ -223,7 +224,7 @@ def _warnings(
     used: set[str] = set()
     for deployment in deployments:
         replicas: list[Replica] = [r for pool in deployment.pools for r in pool.replicas]
-        used |= {gpu.uuid for replica in replicas for gpu in replica.gpus}
+        used |= {gpu.uuid for r in replicas for member in r.members for gpu in member.gpus}
     found = [
         f"{host.name}: the GPUs are simulated; this plan can be read but not started"
         for host in sorted(topology.hosts, key=lambda h: natural(h.name))

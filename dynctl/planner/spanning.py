@@ -1,8 +1,9 @@
 """Layouts that would be worth having and are not chosen: data and expert parallel ones, and engines over several hosts.
 
-They are only shown: inside a host as what pools can ask for, over hosts marked `not startable yet`, since those cannot be
-started. Hosts of one NVLink domain are as one host here. Over other hosts a
-pipeline comes first; tensor parallelism only over a fast fabric and when no pipeline holds the model.
+They are only shown, as what pools can ask for: how fast an engine over several hosts is depends on the network between
+them, which is not priced. With data-parallel ranks on several hosts they are marked `not startable yet`. Hosts of one NVLink
+domain are as one host here. Over other hosts a pipeline comes first; tensor parallelism only over a fast fabric and when no
+pipeline holds the model.
 Not here: layouts that can be chosen (`options`, `layouts`).
 Pure.
 """
@@ -49,10 +50,11 @@ class Spanning:
     def __str__(self) -> str:
         hosts = ", ".join(self.host_names)
         return (
-            f"{NOT_YET}: {parallelism_text(self.parallelism)} over {hosts}"
+            f"{parallelism_text(self.parallelism)} over {hosts}"
             f"{' of one NVLink domain' if self.is_in_domain else ''} "
             f"({self.parallelism.num_gpus} × {self.kind.name}) would hold it with "
-            f"{format_count(self.kv_tokens)} KV tokens"
+            f"{format_count(self.kv_tokens)} KV tokens if asked for "
+            f"({_request(self.parallelism, len(self.host_names))})"
         )
 
 
@@ -79,7 +81,7 @@ def about_domains(hosts: Sequence[Host], used: Collection[str]) -> list[str]:
     return [
         (
             f"{len(domain.hosts)} hosts from {domain.hosts[0].name} to {domain.hosts[-1].name} are one NVLink domain "
-            f"(clique {clean(domain.clique, 60)}): engines over several of them are {NOT_YET}, and KV is taken to move over "
+            f"(clique {clean(domain.clique, 60)}): engines over several of them are had only if asked for, and KV is taken to move over "
             "the network, since engines do not keep it in fabric memory by default"
         )
         for domain in nvlink_domains(hosts)
@@ -211,12 +213,18 @@ class OpenGpus:
 
 @dataclass(frozen=True, slots=True)
 class _Idea:
-    """An engine that is not chosen, with its worst link; where it would be, if over hosts: not startable then."""
+    """An engine that is not chosen, with its worst link; where it would be and on how many hosts, if over several."""
 
     kind: GpuKind
     parallelism: Parallelism
     link: str | None
     where: str
+    nodes: int = 1
+
+    @property
+    def is_startable(self) -> bool:
+        """Whether pools may ask for it."""
+        return self.nodes == 1 or self.parallelism.dp == 1
 
 
 def better_elsewhere(
@@ -244,17 +252,23 @@ def better_elsewhere(
     what = f"{parallelism_text(best.parallelism)} on {best.kind.name}{best.where}"
     return [
         (
-            f"{NOT_YET if best.where else ON_REQUEST}: {what} would bear {format_number(rate)} req/s per GPU, "
+            f"{ON_REQUEST if best.is_startable else NOT_YET}: {what} would bear {format_number(rate)} req/s per GPU, "
             f"the chosen layout {format_number(chosen)}"
-            + ("" if best.where else f"; {_request(best.parallelism)} asks for it")
+            + (
+                f"; {_request(best.parallelism, best.nodes)} asks for it"
+                if best.is_startable
+                else ""
+            )
         )
     ]
 
 
-def _request(parallelism: Parallelism) -> str:
+def _request(parallelism: Parallelism, nodes: int) -> str:
     """What to write for it."""
-    sizes_of = {"tp": parallelism.tp, "dp": parallelism.dp, "ep": parallelism.ep}
-    return f"pools: with {', '.join(f'{name}: {size}' for name, size in sizes_of.items())}"
+    p = parallelism
+    sizes = {"tp": p.tp, "pp": p.pp, "dp": p.dp, "ep": p.ep, "nodes": nodes}
+    told = [f"{name}: {size}" for name, size in sizes.items() if size > 1 or name == "tp"]
+    return f"pools: with {', '.join(told)}"
 
 
 def _parallel_inside(model: Model, kind: GpuKind, room: OpenGpus) -> Iterator[_Idea]:
@@ -280,7 +294,8 @@ def _over_domains(model: Model, kind: GpuKind, room: OpenGpus) -> Iterator[_Idea
         for tp in (1, 2, 4, 8, 16):
             for dp in (1, 2, 4, 8, 16, 32) if model.num_experts else (1,):
                 if max(sizes) < tp * dp <= sum(sizes) and legal_tp(model, tp):
-                    yield _Idea(kind, Parallelism(tp, 1, dp, tp * dp if dp > 1 else 1), link, where)
+                    whole = Parallelism(tp, 1, dp, tp * dp if dp > 1 else 1)
+                    yield _Idea(kind, whole, link, where, -(-tp * dp // max(sizes)))
 
 
 def _rate_per_gpu(pricer: Pricer, model: Model, idea: _Idea) -> float:

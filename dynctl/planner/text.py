@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dynctl.core.plan import (
     Estimate,
     Figure,
+    Member,
     MemorySheet,
     Parallelism,
     Plan,
@@ -29,7 +30,7 @@ from dynctl.errors import PlanError
 from dynctl.inventory.document import Listing, Mapping, Node, Scalar, parse
 from dynctl.inventory.problems import Problem, ProblemsError, Spot, listed
 from dynctl.planner.faults import Loc, PlanFaultsError
-from dynctl.planner.tree import Reader
+from dynctl.planner.tree import Keys, Reader
 
 SCHEMA = 1
 
@@ -121,6 +122,16 @@ def _pool(pool: Pool) -> Iterator[str]:
                 yield f"              - {{index: {gpu.index}, uuid: {_quoted(gpu.uuid)}}}"
         if replica.side_channel_port is not None:
             yield f"            side_channel_port: {replica.side_channel_port}"
+        if replica.others:
+            if replica.rendezvous_port is not None:
+                yield f"            rendezvous_port: {replica.rendezvous_port}"
+            yield "            others:  # its further parts; all meet at rendezvous_port of the first"
+            for member in replica.others:
+                yield f"              - host: {_text(member.host_name)}"
+                if member.gpus:
+                    yield "                gpus:"
+                    for gpu in member.gpus:
+                        yield f"                  - {{index: {gpu.index}, uuid: {_quoted(gpu.uuid)}}}"
         if replica.nics:
             yield f"            nics: [{', '.join(_quoted(nic) for nic in replica.nics)}]"
 
@@ -320,17 +331,30 @@ def _read_pool(reader: Reader, node: object) -> Pool:
 
 
 def _read_replica(reader: Reader, node: object, role: Role) -> Replica:
-    at = reader.mapping(node, "id host", "gpus side_channel_port nics")
-    gpus = []
-    for item in at.items("gpus"):
-        gpu = reader.mapping(item, "index uuid")
-        gpus.append(PlannedGpu(gpu.text("uuid"), gpu.integer("index", 0)))
-    has_port = at.node("side_channel_port") is not None
+    at = reader.mapping(node, "id host", "gpus side_channel_port nics others rendezvous_port")
+    others = []
+    for item in at.items("others"):
+        part = reader.mapping(item, "host", "gpus")
+        others.append(Member(part.text("host"), _read_gpus(reader, part)))
     return Replica(
         id=at.text("id"),
         role=role,
         host_name=at.text("host"),
-        gpus=tuple(gpus),
-        side_channel_port=at.integer("side_channel_port", 1, 65535) if has_port else None,
+        gpus=_read_gpus(reader, at),
+        side_channel_port=_read_port(at, "side_channel_port"),
         nics=tuple(at.texts("nics")),
+        others=tuple(others),
+        rendezvous_port=_read_port(at, "rendezvous_port"),
     )
+
+
+def _read_gpus(reader: Reader, at: Keys) -> tuple[PlannedGpu, ...]:
+    gpus = []
+    for item in at.items("gpus"):
+        gpu = reader.mapping(item, "index uuid")
+        gpus.append(PlannedGpu(gpu.text("uuid"), gpu.integer("index", 0)))
+    return tuple(gpus)
+
+
+def _read_port(at: Keys, key: str) -> int | None:
+    return None if at.node(key) is None else at.integer(key, 1, 65535)

@@ -181,7 +181,8 @@ def test_layouts_over_hosts_are_shown_and_never_chosen(build):
     with pytest.raises(PlanError) as caught:
         planned(build.cluster(hosts, build.wish("llama-70b", workload=Workload(16384, 1024, 1.0))))
 
-    assert "not startable yet: tp4 pp2 over a-1, a-2" in caught.value.hint
+    assert "tp4 pp2 over a-1, a-2" in caught.value.hint
+    assert "if asked for (pools: with tp: 4, pp: 2, nodes: 2)" in caught.value.hint
 
 
 def test_a_moe_model_mentions_expert_parallel_layouts_and_never_gets_one(build, monkeypatch):

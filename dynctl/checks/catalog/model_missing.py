@@ -11,10 +11,15 @@ CODE = "model-missing"
 
 def _judge(evidence: Evidence) -> Iterator[Finding]:
     seen = set()
-    for planned, _, replica in evidence.replicas():
-        audit = evidence.audits.get(replica.host_name)
+    parts = [
+        (planned, replica.member_id(rank), member.host_name)
+        for planned, _, replica in evidence.replicas()
+        for rank, member in enumerate(replica.members)
+    ]
+    for planned, needed_by, host_name in parts:
+        audit = evidence.audits.get(host_name)
         for files in audit.models if audit else ():
-            key = replica.host_name, planned.model
+            key = host_name, planned.model
             if planned.engine_kind != "vllm" or files.path != planned.model or key in seen:
                 continue
             seen.add(key)
@@ -24,15 +29,15 @@ def _judge(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(
                 CODE,
                 Severity.RED,
-                replica.host_name,
+                host_name,
                 planned.name,
                 f"no model in {planned.model}"
                 if not files.exists
                 else f"no config.json in {planned.model}",
-                (f"needed by {replica.id}", f"{len(names)} files there"),
+                (f"needed by {needed_by}", f"{len(names)} files there"),
                 "copy the model there, or correct the path in the inventory",
                 verify=f'p={quote(planned.model + "/config.json")}; [ ! -e "$p" ] && echo "$p is missing"',
-                verify_on=replica.host_name,
+                verify_on=host_name,
             )
 
 
