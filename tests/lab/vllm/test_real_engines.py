@@ -4,7 +4,9 @@ Two cores and engines that spin: few tokens, long limits, and no latency asserte
 """
 
 import json
+import os
 import random
+import signal
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -36,6 +38,8 @@ FIRST_TOKENS, TURN_TOKENS, LONGEST_TOKENS = 7200, 40, 7950
 LONG_BLOCKS = len(LONG) * LONGEST_TOKENS * 6 // 10 // BLOCK
 """An engine's cache: 60 % of what all conversations are in the end."""
 AGGREGATED = [{"role": "aggregated", "replicas": 2}]
+OVER_HOSTS = [{"role": "aggregated", "tp": 2, "nodes": 2}]
+"""Not a pipeline: on CPUs vLLM 0.32 has none without a compiler (its runner allocates what stages hand on while it warms up)."""
 PREFILL_DECODE = [
     {"role": "prefill", "replicas": 1, "hosts": ["cpu-1"]},
     {"role": "decode", "replicas": 1, "hosts": ["cpu-2"]},
@@ -68,6 +72,8 @@ class Stage:
             "allow_old_version": True,
             # float32: two engines must agree to the last token.
             "args": {"enforce-eager": True, "dtype": "float32", **own_args},
+            # Hosts have no compiler, which parts of tensor-parallel layers ask for even so.
+            "env": {"TORCH_COMPILE_DISABLE": 1} if layout is OVER_HOSTS else {},
         }
         limits = {
             "max_model_len_tokens": MAX_LEN if cache_blocks else 2048,
@@ -376,6 +382,41 @@ def test_engines_listen_to_the_network_only_for_their_transfers(stage: Stage) ->
         open_ports = {p for a, p in stage.lab[name].listening() if not a.startswith("127.")}
         assert 18800 in open_ports
         assert open_ports - {22} <= planned
+
+
+def test_an_engine_over_two_hosts_says_what_one_says_and_comes_back_as_one(
+    stage: Stage, until: Callable[..., None]
+) -> None:
+    reference = stage.reference()[:5]
+    cluster = stage.up(OVER_HOSTS)
+    assert [text_of(stage.complete(prompt)) for prompt in PROMPTS[:5]] == reference
+    before = cluster.units()
+    engine, member = "chat-aggregated-0", "chat-aggregated-0.1"
+    assert before[member]["incarnation"] == f"{before[engine]['incarnation']}.1"
+    hosts = {name: stage.lab[before[name]["host"]] for name in (engine, member)}
+    meeting = json.loads(stage.lab.dynctl("plan", "-o", "json").stdout)["deployments"][0]["pools"]
+    port = meeting[0]["replicas"][0]["rendezvous_port"]
+    addresses = {
+        address
+        for host in hosts.values()
+        for address, listening in host.listening()
+        if listening >= 32768
+    }
+    # What they open to each other is on the data address; torch's own meeting place cannot be.
+    assert addresses == {host.address for host in hosts.values()}
+    assert port in {listening for _, listening in hosts[engine].listening()}
+
+    for process in hosts[member].processes("VLLM::Worker"):
+        os.kill(process.pid, signal.SIGKILL)
+
+    def is_back() -> bool:
+        now = cluster.units()
+        return now[engine]["state"] == now[member]["state"] == "ready" and (
+            now[engine]["incarnation"] != before[engine]["incarnation"]
+        )
+
+    until(is_back, "both parts started again", UP_TIMEOUT_S)
+    until(lambda: text_of(stage.complete(PROMPTS[0])) == reference[0], "it serves again")
 
 
 def test_down_leaves_nothing_of_real_engines(stage: Stage) -> None:
