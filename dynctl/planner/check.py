@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dynctl.core.hardware import Topology
-from dynctl.core.inventory import DeploymentWish, Inventory
+from dynctl.core.inventory import DeploymentWish, Inventory, Limits
 from dynctl.core.model import Model
 from dynctl.core.plan import Plan, PlannedDeployment, Role, Sourced
 from dynctl.errors import PlanError
@@ -112,7 +112,11 @@ def _priced(ground: Ground, planned: PlannedDeployment) -> PlannedDeployment:
 
 
 def _told_what_was_edited(planned: PlannedDeployment, wish: DeploymentWish) -> PlannedDeployment:
-    """A number that the engine is not told, but that somebody changed, is meant to be told."""
+    """A number that the engine is not told, but that somebody changed, is meant to be told.
+
+    One that only the inventory gives another way was not changed here; told to the engine it would start it anew.
+    """
+    bare = replace(wish, limits=Limits(), engine=replace(wish.engine, args=()))
 
     def settled(written: Sourced | None, usual: Sourced) -> Sourced | None:
         if written is None or written.is_told or written.value == usual.value:
@@ -121,13 +125,13 @@ def _told_what_was_edited(planned: PlannedDeployment, wish: DeploymentWish) -> P
 
     return replace(
         planned,
-        max_num_seqs=settled(planned.max_num_seqs, max_num_seqs(wish)),
-        block_size_tokens=settled(planned.block_size_tokens, block_size(wish)),
+        max_num_seqs=settled(planned.max_num_seqs, max_num_seqs(bare)),
+        block_size_tokens=settled(planned.block_size_tokens, block_size(bare)),
         pools=tuple(
             replace(
                 pool,
                 max_num_batched_tokens=settled(
-                    pool.max_num_batched_tokens, simulated_batched_tokens(wish)
+                    pool.max_num_batched_tokens, simulated_batched_tokens(bare)
                 ),
             )
             for pool in planned.pools

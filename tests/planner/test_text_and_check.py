@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dynctl.core.hardware import GpuState, Topology
 from dynctl.core.inventory import PoolWish
-from dynctl.core.plan import Parallelism, Plan, Role
+from dynctl.core.plan import ENGINE_DEFAULT, Parallelism, Plan, Role, Sourced
 from dynctl.errors import ExitCode, InventoryError, PlanError
 from dynctl.planner.check import check_plan
 from dynctl.planner.digest import digest_of
@@ -182,3 +182,13 @@ def test_a_changed_cluster_is_refused(ground, text):
 
 def replace_host(topology, host):
     return Topology(tuple(host if h.name == host.name else h for h in topology.hosts))
+
+
+def test_a_flag_that_was_not_read_when_the_plan_was_made_starts_no_engine_anew(ground, text):
+    topology, inventory, models = ground
+    (wish,) = inventory.deployments
+    flagged = replace(wish, engine=replace(wish.engine, args=(("block_size", "32"),)))
+    after = check_plan(
+        from_yaml(text), topology, replace(inventory, deployments=(flagged,)), models
+    )
+    assert after.deployments[0].block_size_tokens == Sourced(16, ENGINE_DEFAULT)
