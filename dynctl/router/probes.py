@@ -61,7 +61,9 @@ class EngineNotes:
     num_other_groups: int = 0
     """Events of groups of layers whose blocks do not stand for a prefix."""
     num_lost: int = 0
-    """Times that its events were missing for good, since they are read."""
+    """Times that its events were missing for good, since this router hears of them."""
+    lost_before: int | None = None
+    """Such times until then: a relay may have read them for long; None: nothing was heard."""
     num_orphans: int = 0
     """Events of blocks whose beginnings nobody told."""
     num_ranks: int = 0

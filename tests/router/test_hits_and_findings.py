@@ -8,14 +8,17 @@ from dynctl.core.deployment import EngineInfo, EngineState
 from dynctl.core.kv import BlockRemoved, BlockStored
 from dynctl.kv.hashing import BlockHasher
 from dynctl.kv.tracker import BlockTracker
+from dynctl.kv.wire import SourceHealth
 from dynctl.router.config import Settings
 from dynctl.router.desk import load_policy
 from dynctl.router.findings import Evidence, are_far, diagnose
 from dynctl.router.hits import HitBook, Outlook
+from dynctl.router.metrics import Metrics
 from dynctl.router.placement import Order, Placement
 from dynctl.router.prefix_index import PrefixIndex, Source
 from dynctl.router.probes import EngineNotes, Probes
 from dynctl.router.prompt import Hashers, Prompt
+from dynctl.router.sources.fleet import Fleet
 from dynctl.router.worker_table import WorkerTable
 
 HASHERS = Hashers("deployment")
@@ -341,6 +344,22 @@ def test_a_host_that_counts_losses_beyond_all_bounds_costs_no_memory():
 
     assert scene.seconds_until_named()[1] == "events_lost"
     assert "100 times lately" in scene.probes.findings()[0].text
+
+
+def test_what_a_relay_lost_before_this_router_heard_of_it_is_no_news():
+    scene = Scene("")
+    fleet = Fleet(scene.table, scene.index, Metrics(), lambda: None, scene.probes.notes)
+    fleet.heard("e", "e.1", SourceHealth(num_lost=7))
+    assert scene.seconds_until_named() is None
+
+    fleet.heard("e", "e.1", SourceHealth(num_lost=10))
+    assert scene.seconds_until_named(60.0)[1] == "events_lost"
+    assert "3 times lately" in scene.probes.findings()[0].text
+
+    fleet.heard("e", "e.1", SourceHealth(num_lost=0))  # another relay has taken over
+    assert scene.seconds_until_named(180.0) is None
+    fleet.heard("e", "e.1", SourceHealth(num_lost=3))
+    assert scene.seconds_until_named(240.0)[1] == "events_lost"
 
 
 def test_two_losses_that_were_made_up_for_are_no_finding():

@@ -90,7 +90,11 @@ class Fleet:
         notes.other_topic = health.other_topic
         notes.num_other_ranks = health.num_other_ranks
         notes.num_other_groups = health.num_other_groups
-        notes.num_lost = health.num_lost
+        if notes.lost_before is None:
+            notes.lost_before = health.num_lost
+        elif health.num_lost < notes.lost_before:
+            notes.lost_before = 0  # who reads them anew counts anew
+        notes.num_lost = health.num_lost - notes.lost_before
         notes.num_orphans = health.num_orphans
 
     def untold(self, engine_id: str, incarnation: str) -> None:
