@@ -38,6 +38,7 @@ _FIRST_PROBE_S = 0.05
 _LAST_PROBE_S = 1.0
 _NUM_MISSES = 3
 """Looks an adopted server may miss before it counts as gone."""
+_ENDS = frozenset((Action.DRAIN, Action.TERMINATE, Action.KILL))
 
 
 class Unit:
@@ -64,6 +65,8 @@ class Unit:
         self._host = host
         self._next: AnyProgram | None = None
         self._watched: Watched | None = None
+        self._burial: Chore | None = None
+        """What is left to do since its leader died; nothing else tells of that again."""
         self._chore: asyncio.Task[None] | None = None
         self._is_now = False
 
@@ -195,7 +198,10 @@ class Unit:
             Action.TERMINATE: self._terminate,
             Action.KILL: self._kill,
         }
-        self._replace_chore(chores.get(action), action)
+        if self._burial is not None and action in _ENDS:
+            self._replace_chore(self._burial, None)
+        else:
+            self._replace_chore(chores.get(action), action)
 
     def _replace_chore(self, work: Chore | None, action: Action | None) -> None:
         if self._chore is not None:
@@ -384,7 +390,8 @@ class Unit:
         def gone(future: asyncio.Future[int | None]) -> None:
             if self._watched is watched and not future.cancelled():
                 self._watched = None
-                self._replace_chore(partial(self._bury, future.result()), None)
+                self._burial = partial(self._bury, future.result())
+                self._replace_chore(self._burial, None)
 
         watched.gone.add_done_callback(gone)
 
@@ -394,6 +401,7 @@ class Unit:
 
     def _release(self) -> None:
         """Give back what one start held."""
+        self._burial = None
         self._host.leases = leases.release(self._host.leases, self.program.id)
         self.seen = ""
         if self.run is not None:

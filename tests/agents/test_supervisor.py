@@ -5,10 +5,12 @@ import os
 import signal
 import stat
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from dynctl.agents.host import processes
 from dynctl.agents.host.logs import LogLimits
 from dynctl.agents.host.processes import members, tagged
 from dynctl.agents.protocol import RelayWish, spec_digest
@@ -56,6 +58,48 @@ def test_killed_engine_comes_back_as_a_new_incarnation(supervised, engine, tools
         (status,) = supervisor.status.units
         assert status.num_restarts == 1
         assert "SIGKILL" in status.last_error
+        await supervisor.shutdown(now=True)
+
+    supervised(body)
+
+
+@pytest.mark.parametrize("asked", ["restart", "stop", "stop_now", "change"])
+def test_what_is_asked_of_an_engine_that_has_just_died_happens(
+    supervised, engine, tools, monkeypatch, asked
+):
+    async def body(supervisor):
+        wish = tools.host_slice(engine())
+        await supervisor.apply(wish)
+        await tools.until(supervisor, lambda: tools.state(supervisor, "e0") is S.READY)
+        unit = supervisor.units["e0"]
+        first, died = unit.run, []
+        end_group = processes.end_group
+        requests = {
+            "restart": unit.restart,
+            "stop": unit.stop,
+            "stop_now": partial(unit.stop, now=True),
+            "change": partial(unit.change, unit.program),
+        }
+
+        async def end_as_it_is_asked(identity, limit_s):
+            if not died:
+                died.append(identity)
+                await asyncio.sleep(0)  # the chore is under way
+                requests[asked]()
+            return await end_group(identity, limit_s)
+
+        monkeypatch.setattr(processes, "end_group", end_as_it_is_asked)
+        os.kill(first.identity.pid, signal.SIGKILL)
+
+        if asked in ("stop", "stop_now"):
+            await tools.until(supervisor, lambda: unit.life.state is S.STOPPED)
+            assert unit.run is None
+        else:
+            await tools.until(
+                supervisor,
+                lambda: unit.life.state is S.READY and unit.run.incarnation != first.incarnation,
+            )
+        assert died == [first.identity]
         await supervisor.shutdown(now=True)
 
     supervised(body)
