@@ -517,6 +517,8 @@ def test_up_ends_when_caches_were_heard_of_and_names_engines_whose_are_not(clust
         "num_decisions": 0,
     }
     assert "there are: kv," in cluster.run("policy", "best", code=2).stderr
-    assert "no router of deployment b" in cluster.run("policy", "--deployment", "b", code=4).stderr
+    refused = cluster.run("policy", "--deployment", "b", code=2).stderr
+    assert "no deployment is called b" in refused
+    assert "there are: chat" in refused
     ended = cluster.run("policy", "--no-shadow").stdout
     assert ended.splitlines()[1].split() == ["chat-router", "prefix", "1", "–", "–"]

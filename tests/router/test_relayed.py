@@ -126,7 +126,9 @@ def test_an_engine_whose_names_could_not_be_sent_is_not_there_and_harms_no_other
         async with relayed(tls, Sim("e0", short_dir), Sim("e1", short_dir)) as bench:
             relay, workers = bench.host.relay, bench.desk.workers
             e0, e1 = (engine.entry.info for engine in relay._engines.values())
-            relay._line = msgspec.json.encode([dataclasses.replace(e0, **said), e1]) + b"\n"
+            relay._lines["/v1/engines"] = (
+                msgspec.json.encode([dataclasses.replace(e0, **said), e1]) + b"\n"
+            )
             relay._tell_watchers()
             await until(lambda: [worker.id for worker in workers.all()] == ["e1"])
             assert len(await talk(bench, [300, 301, 302], 2)) == 2
