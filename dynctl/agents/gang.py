@@ -7,6 +7,7 @@ Not here: how members hear of each other (`links`), processes (`unit`).
 Pure.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ Hear = Callable[[Peer], Word]
 
 _RANKS = "0123456789abcdefghijklmnopqrstuvwxyz"
 """One character each: paths of sockets have room for no more."""
+_NAMED = re.compile(r"[0-9a-z]{1,8}")
+"""What rank 0 may name an incarnation: it becomes the name of a directory here, which is removed at the end."""
 
 
 def start_of(incarnation: str) -> str:
@@ -67,7 +70,8 @@ def to_join(gang: Gang, hear: Hear, last: str) -> str:
     info = word.info
     if word.silence or info is None or info.digest != gang.digest:
         return ""
-    is_begun = info.state is EngineState.STARTING and info.incarnation not in ("", start_of(last))
+    is_new = _NAMED.fullmatch(info.incarnation) is not None and info.incarnation != start_of(last)
+    is_begun = info.state is EngineState.STARTING and is_new
     return f"{info.incarnation}.{_RANKS[gang.rank]}" if is_begun else ""
 
 
@@ -85,13 +89,14 @@ def why_waiting(gang: Gang, hear: Hear) -> str:
 def broken(gang: Gang, hear: Hear, incarnation: str) -> Cause | None:
     """Say why an incarnation cannot go on; None: as far as is known it can.
 
-    Rank 0 names incarnations: when it is another's, this one is over. Others are missed only once they had joined.
+    Rank 0 names incarnations: when it is another's, this one is over. Others are missed once they had joined, or never will.
     """
     for peer in gang.peers:
         info = hear(peer).info
         if info is None or start_of(info.incarnation) == start_of(incarnation):
             continue
-        if gang.rank or start_of(info.last_incarnation) == incarnation:
+        is_lost = start_of(info.last_incarnation) == incarnation or info.state is EngineState.FAILED
+        if gang.rank or is_lost:
             return _ended(peer, info)
     return None
 

@@ -111,7 +111,7 @@ class Links:
             self._lose(place, "its relay ended the connection")
         except UpstreamError as error:
             self._lose(place, error.message)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self._lose(place, f"its relay said what cannot be read: {error}")
         finally:
             await upstream.close()

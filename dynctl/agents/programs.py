@@ -253,7 +253,7 @@ class MemberProgram(_EngineProcess):
 
     async def turn(self, last: str, say: Say) -> str:
         """Wait for rank 0 to begin an incarnation it was not part of yet, and return that."""
-        links = self._heard
+        links, self._silent_since_s = self._heard, None
         while not (incarnation := gang.to_join(self.place, links.hear, last)):
             say(gang.why_waiting(self.place, links.hear))
             await links.wait(_TURN_S)

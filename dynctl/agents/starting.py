@@ -111,6 +111,10 @@ async def start(
     incarnation = await turn() or secrets.token_hex(5)
     try:
         host.root.make_directory(incarnation)
+    except OSError as error:
+        # Not removed: what is there already may be another start's.
+        raise RefusedError(Cause("exit", f"cannot start: {error}")) from error
+    try:
         return _spawn(program, host, log, incarnation, predecessor)
     except DynctlError as error:
         host.root.drop_directory(incarnation)

@@ -200,8 +200,9 @@ def gpus_of(router: Router, inventory: Path, *, local: bool) -> int | None:
         return None
     return (
         sum(
-            len(replica.gpus)
+            len(member.gpus)
             for deployment, _, replica in plan.replicas()
+            for member in replica.members
             if deployment.name == router.deployment
         )
         or None

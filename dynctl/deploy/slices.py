@@ -118,11 +118,12 @@ def _engines(
         return parts
     hosts = {host.name: host for host in plan.hosts}
     place = f"{hosts[replica.host_name].data_address} {replica.rendezvous_port}"
-    digests = " ".join([place, *(spec_digest(part) for _, part in parts)])
     peers = [
         Peer(part.id, name, hosts[name].data_address, hosts[name].relay_port)
         for name, part in parts
     ]
+    ways = (f"{peer.host_name} {peer.address} {peer.port}" for peer in peers)
+    digests = " ".join([place, *ways, *(spec_digest(part) for _, part in parts)])
     return [
         (
             name,

@@ -51,6 +51,11 @@ def virtual_deployment(
     """
     if wish.engine.kind == "sim":
         return _declared(planned, wish)
+    if any(pool.nodes > 1 for pool in planned.pools):
+        raise PlanError(
+            f"deployment {planned.name}: nothing is known of how fast engines over several hosts are",
+            "simulate deployments of engines inside one host",
+        )
     hosts = {host.name: host for host in topology.hosts}
     groups = {k: g for pool in planned.pools for k, g in replica_groups(pool, hosts).items()}
     num = sum(len(pool.replicas) for pool in planned.pools)

@@ -119,3 +119,17 @@ def test_a_member_is_needed_until_rank_0_is_heard_to_have_ended():
     )
     assert gang.is_left(MEMBER, hears(Word(info(0, S.STOPPED), "")), "x.1")
     assert gang.is_left(MEMBER, hears(Word(None, "")), "x.1")
+
+
+@pytest.mark.parametrize(
+    "named", ["/models/llama-3", "../../models/llama-3", "x/y", "x.y", "x\0", "x\n", "x" * 9, "Ж"]
+)
+def test_a_member_is_part_of_nothing_whose_name_could_lead_out_of_its_directory(named):
+    assert gang.to_join(MEMBER, hears(Word(info(0, incarnation=named), "")), "") == ""
+
+
+def test_rank_0_ends_when_a_member_will_never_join():
+    failed = Word(info(1, S.FAILED, error="10.0.0.1 is not one of this host's"), "")
+    cause = gang.broken(LEADER, hears(None, failed, WAITING), "x")
+    assert cause is not None
+    assert cause.text == "e0.1 on h1 ended: 10.0.0.1 is not one of this host's"

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,7 @@ from dynctl.cli import bench_series
 from dynctl.cli.bench_driving import Router
 from dynctl.cli.main import run as dynctl
 from dynctl.core.plan import (
+    Member,
     Parallelism,
     Plan,
     PlannedDeployment,
@@ -342,3 +344,17 @@ def test_gpus_are_those_of_the_deployment_in_the_plan_that_runs(tmp_path, monkey
     assert "--gpus N" in capsys.readouterr().err
     monkeypatch.setattr("dynctl.cli.kept.read_plan", lambda _: plan_of(0, 0))
     assert found() is None, "simulated engines have none"
+
+
+def test_gpus_are_those_on_all_hosts_of_an_engine(tmp_path, monkeypatch):
+    plan = plan_of(2)
+    ours = plan.deployments[0]
+    (pool,) = ours.pools
+    part = Member("h2", (PlannedGpu("h2-0", 0), PlannedGpu("h2-1", 1)))
+    pool = replace(pool, replicas=(replace(pool.replicas[0], others=(part,)),))
+    plan = replace(plan, deployments=(replace(ours, pools=(pool,)),))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dynctl.cli.kept.read_plan", lambda _: plan)
+
+    router = Router("http://h:1", "d1", "ours")
+    assert bench_series.gpus_of(router, tmp_path, local=True) == 4

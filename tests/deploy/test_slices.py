@@ -241,3 +241,15 @@ def test_adopted_servers_without_a_tokenizer_are_named(plan, inventory):
     assert routed_by_text(replace(inventory, deployments=(external,)), plan) == [("chat", "a")]
     assert routed_by_text(replace(inventory, deployments=(told,)), plan) == []
     assert routed_by_text(inventory, plan) == []
+
+
+@pytest.mark.parametrize("moved", "ab")
+def test_a_relay_that_moves_changes_all_parts_of_an_engine(plan, inventory, ground, moved):
+    plan = over_two(plan)
+    hosts = (replace(h, relay_port=h.relay_port + (h.name == moved) * 50) for h in plan.hosts)
+    before = make_slices(plan, inventory, ground)
+    after = make_slices(replace(plan, hosts=tuple(hosts)), inventory, ground)
+
+    for name in "ab":
+        (was,), (now,) = before[name].engines, after[name].engines
+        assert was.gang.digest != now.gang.digest

@@ -13,6 +13,7 @@ from dynctl.planner.check import check_plan
 from dynctl.planner.faults import PlanFaultsError
 from dynctl.planner.search import make_plan
 from dynctl.planner.text import from_yaml, to_yaml
+from dynctl.planner.virtual_plan import virtual_deployment
 
 AGG = Role.AGGREGATED
 
@@ -161,3 +162,11 @@ def test_simulated_engines_go_over_hosts_without_gpus_too(build):
     assert replica.rendezvous_port is not None
     with pytest.raises(PlanError, match="over 4 hosts each and may use 3"):
         make_plan(*asked(build, hosts, pool(1, 4, 4), model="sim", engine=sim))
+
+
+def test_engines_over_hosts_are_not_simulated_as_if_they_were_inside_one(build, two):
+    topology, inventory, models = asked(build, two, pool(4, 2, 2))
+    (planned,) = make_plan(topology, inventory, models).deployments
+
+    with pytest.raises(PlanError, match="how fast engines over several hosts are"):
+        virtual_deployment(planned, inventory.deployments[0], models[planned.name], topology)
