@@ -66,7 +66,7 @@ class Unit:
         self._next: AnyProgram | None = None
         self._watched: Watched | None = None
         self._burial: Chore | None = None
-        """What is left to do since its leader died; nothing else tells of that again."""
+        """What is done since its leader died, and goes on whatever is asked meanwhile: nothing else tells of that again."""
         self._chore: asyncio.Task[None] | None = None
         self._is_now = False
 
@@ -198,10 +198,10 @@ class Unit:
             Action.TERMINATE: self._terminate,
             Action.KILL: self._kill,
         }
-        if self._burial is not None and action in _ENDS:
-            self._replace_chore(self._burial, None)
-        else:
+        if self._burial is None or action not in _ENDS:
             self._replace_chore(chores.get(action), action)
+        elif self._chore is None:
+            self._replace_chore(self._burial, None)
 
     def _replace_chore(self, work: Chore | None, action: Action | None) -> None:
         if self._chore is not None:

@@ -86,6 +86,7 @@ def test_what_is_asked_of_an_engine_that_has_just_died_happens(
                 died.append(identity)
                 await asyncio.sleep(0)  # the chore is under way
                 requests[asked]()
+                await asyncio.sleep(0.05)
             return await end_group(identity, limit_s)
 
         monkeypatch.setattr(processes, "end_group", end_as_it_is_asked)
