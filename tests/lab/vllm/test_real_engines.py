@@ -384,6 +384,15 @@ def test_engines_listen_to_the_network_only_for_their_transfers(stage: Stage) ->
         assert open_ports - {22} <= planned
 
 
+def test_down_leaves_nothing_of_real_engines(stage: Stage) -> None:
+    stage.up(PREFILL_DECODE)
+    stage.down()
+    for host in stage.lab.hosts.values():
+        assert host.processes("vllm|VLLM|dynctl|multiprocessing") == []
+    assert left_by_ops(stage.lab) == stage.before
+
+
+# Last: what is killed leaves its segments of shared memory in /dev/shm, which nobody removes.
 def test_an_engine_over_two_hosts_says_what_one_says_and_comes_back_as_one(
     stage: Stage, until: Callable[..., None]
 ) -> None:
@@ -417,14 +426,6 @@ def test_an_engine_over_two_hosts_says_what_one_says_and_comes_back_as_one(
 
     until(is_back, "both parts started again", UP_TIMEOUT_S)
     until(lambda: text_of(stage.complete(PROMPTS[0])) == reference[0], "it serves again")
-
-
-def test_down_leaves_nothing_of_real_engines(stage: Stage) -> None:
-    stage.up(PREFILL_DECODE)
-    stage.down()
-    for host in stage.lab.hosts.values():
-        assert host.processes("vllm|VLLM|dynctl|multiprocessing") == []
-    assert left_by_ops(stage.lab) == stage.before
 
 
 def left_by_ops(lab: Lab) -> dict[str, list[str]]:
