@@ -1,38 +1,20 @@
 """An engine over two hosts, by the command line: it serves, dies and comes back as one, and goes down clean."""
 
-import json
 import os
 import signal
 import urllib.error
-import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from hostlab.lab import wait_until
-from hostlab.loopback import Loopback
+from hostlab.loopback import Loopback, complete, units
 
 pytestmark = [pytest.mark.lab, pytest.mark.sshd, pytest.mark.timeout(600)]
 
 ENGINE, MEMBER = "chat-aggregated-0", "chat-aggregated-0.1"
 
-
-def complete(port: int) -> dict[str, Any]:
-    body = {"model": "sim-model", "prompt": "What is a gang? ", "max_tokens": 8, "temperature": 0}
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions",
-        json.dumps(body).encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return dict(json.load(answer))
-
-
-def units(hosts: Loopback) -> dict[str, dict[str, Any]]:
-    done = hosts.dynctl("status", "-o", "json")
-    statuses = json.loads(done.stdout)["hosts"].values()
-    return {unit["id"]: unit for status in statuses for unit in status["units"]}
+PROMPT = "What is a gang? "
 
 
 def test_an_engine_over_two_hosts_lives_and_dies_as_one(
@@ -52,7 +34,7 @@ def test_an_engine_over_two_hosts_lives_and_dies_as_one(
     done = hosts.dynctl("up", "--yes")
     assert done.returncode == 0, done.stderr
     try:
-        first = complete(port)["choices"]
+        first = complete(port, PROMPT)["choices"]
         before = units(hosts)
         assert (before[ENGINE]["kind"], before[MEMBER]["kind"]) == ("engine", "member")
         assert before[MEMBER]["incarnation"] == f"{before[ENGINE]['incarnation']}.1"
@@ -69,7 +51,7 @@ def test_an_engine_over_two_hosts_lives_and_dies_as_one(
 
         def is_used() -> bool:
             with suppress(urllib.error.HTTPError):
-                return complete(port)["choices"] == first
+                return complete(port, PROMPT)["choices"] == first
             return False
 
         wait_until(is_back, "all of it started again", 120)

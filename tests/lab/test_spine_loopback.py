@@ -1,38 +1,18 @@
 """The spine over OpenSSH without root or systemd: hosts on loopback addresses of this machine."""
 
-import json
 import os
 import signal
 import urllib.error
-import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from hostlab.lab import wait_until
-from hostlab.loopback import Loopback
+from hostlab.loopback import Loopback, complete, units
 
 pytestmark = [pytest.mark.lab, pytest.mark.sshd, pytest.mark.timeout(600)]
 
 SIM = {"decode-ms": "2", "prefill-base-ms": "1", "prefill-us-per-token": "10"}
-
-
-def complete(port: int, prompt: str) -> dict[str, Any]:
-    body = {"model": "sim-model", "prompt": prompt, "max_tokens": 8, "temperature": 0}
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions",
-        json.dumps(body).encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return dict(json.load(answer))
-
-
-def units(hosts: Loopback) -> dict[str, dict[str, Any]]:
-    done = hosts.dynctl("status", "-o", "json")
-    statuses = json.loads(done.stdout)["hosts"].values()
-    return {unit["id"]: unit for status in statuses for unit in status["units"]}
 
 
 def test_up_serves_survives_a_kill_and_comes_down_clean(

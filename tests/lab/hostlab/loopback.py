@@ -4,6 +4,7 @@ Each has its own home directory and, if wanted, its own fake GPUs; the kernel, t
 are the machine's. IO: sshd, files, /proc.
 """
 
+import json
 import os
 import pwd
 import secrets
@@ -11,11 +12,12 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from hostlab import gpu_files
 from hostlab.gpus import PRESETS
@@ -193,3 +195,22 @@ def _hold_port(address: str) -> socket.socket:
     # Who says so as well, as sshd does, may bind it too.
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return held
+
+
+def complete(port: int, prompt: str) -> dict[str, Any]:
+    """Ask the simulated model behind a router for eight tokens; raises HTTPError."""
+    body = {"model": "sim-model", "prompt": prompt, "max_tokens": 8, "temperature": 0}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return dict(json.load(answer))
+
+
+def units(hosts: Loopback) -> dict[str, dict[str, Any]]:
+    """What `status` says of all units of these hosts, by id."""
+    done = hosts.dynctl("status", "-o", "json")
+    statuses = json.loads(done.stdout)["hosts"].values()
+    return {unit["id"]: unit for status in statuses for unit in status["units"]}
